@@ -1,0 +1,67 @@
+# Every target does its own set-up and is safe to repeat.
+
+PYTHON ?= python3
+TORCH  ?= $(shell grep -i '^torch==' constraints.txt)
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# An NVIDIA driver brings the matching CuPy; its major version decides which.
+CUDA   ?= $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
+EXTRAS := $(if $(CUDA),[$(if $(filter 12,$(CUDA)),cuda,cuda13)],)
+
+.DEFAULT_GOAL := help
+.PHONY: help install dev demo test check lint fmt types layers unit bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+# Constraints pin everything but torch's build: `TORCH=` may ask for another.
+$(VENV)/constraints.txt: constraints.txt Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade $$(grep '^pip==' constraints.txt)
+	grep -vi '^torch==' constraints.txt > $@.part && echo '$(TORCH)' >> $@.part && mv $@.part $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.$(EXTRAS)'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --group dev
+	touch $@
+
+install: $(VENV)/.installed ## Install kvpair into .venv (with CuPy where a driver is seen)
+
+dev: $(VENV)/.installed-dev ## Install the development tools as well
+
+demo: install ## Start both daemons, ask one question, show their status, stop them
+	$(BIN)/kvpair model fetch smollm2-135m-instruct
+	$(BIN)/kvpair up -- sh -c '$(BIN)/kvpair generate "What is the capital of France?" && $(BIN)/kvpair status'
+
+lint: dev ## Form: ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fmt: dev ## Put the form right
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+types: dev ## Types: mypy --strict
+	$(BIN)/mypy
+
+layers: dev ## Floors of the house: import-linter
+	$(BIN)/lint-imports
+
+unit: dev ## Unit and property tests, the ones without daemons
+	$(BIN)/pytest -q tests/unit tests/property
+
+check: lint types layers unit ## The quick part of `test`
+
+test: lint types layers ## Everything that needs no GPU; what CI runs
+	$(BIN)/pytest -q -m "not gpu"
+
+bench: dev ## Measure on this machine; CPU figures are ratios within one run
+	$(BIN)/python -m tests.benchmarks
+
+clean: ## Remove what was built here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

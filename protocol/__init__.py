@@ -1,0 +1,1 @@
+"""The wire: what both daemons and every client agree on.  No torch, no configuration, no clock."""

@@ -1,0 +1,172 @@
+"""What can go wrong on the wire, and what the other side is told about it.
+
+    ProtocolError                        root; has `code` and `retryable`
+    ├── RemoteProtocolError              the peer broke the rules: tell it, close, live on
+    │   ├── FrameTooLargeError           frame-too-large
+    │   ├── MalformedFrameError          malformed-frame
+    │   ├── InvalidMessageError          invalid-message
+    │   ├── UnexpectedMessageError       unexpected-message
+    │   └── StaleEpochError              stale-epoch
+    ├── LocalProtocolError               we broke the rules: a bug of ours
+    ├── LinkRefusedError                 the hand-shake's REFUSE, with both sides' values
+    └── ConnectionLostError              the peer went away before it was done
+
+    RequestError                         an ERROR frame as an exception: code, message, retryable
+
+Codes are stable: programs may branch on them.  `CODES` explains each; a code used twice fails
+at import.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+CODES: dict[str, str] = {
+    # a connection's fault
+    "frame-too-large": "a frame announced more bytes than this connection may carry",
+    "malformed-frame": "a frame's body is not one msgpack map",
+    "invalid-message": "a message does not match its schema",
+    "unexpected-message": "a message is legal, but not now",
+    "stale-epoch": "a message names a pool incarnation that is gone",
+    # a request's fault
+    "invalid-request": "the request contradicts itself or the model",
+    "too-large": "the request can never fit this model or these pools",
+    "busy": "every queue is full; come back after `retry_after_ms`",
+    "draining": "the daemon is shutting down; its successor will answer",
+    "prefill-lost": "prefilld died before decoded had the prompt's blocks",
+    "model-changed": "the resumed answer was begun by another model",
+    "poisoned": "decoded died under this request too often",
+    "timeout": "the request waited longer than its deadline",
+    "internal": "a fault inside the daemon; its log says more",
+    # a link's fault
+    "link-busy": "decoded has a living link already",
+    "version": "the daemons speak different protocol versions",
+    "fingerprint": "the daemons serve different models or layouts",
+    "backend": "one daemon's pool is a memfd, the other's is on a GPU",
+    "self-connect": "a daemon connected to itself",
+    "host": "the daemons run on different hosts",
+    "same-pid": "both daemons see themselves under one pid, in different namespaces",
+    "shm": "the daemons do not share /dev/shm",
+    "credentials": "the peer's user may not use this socket",
+    "size": "the pool is not as large as its owner says",
+    "proof": "decoded read other bytes through the mapping than prefilld wrote",
+    "slow-link": "the mapping is slower than any healthy one of its kind",
+    "fd-lost": "the client's descriptor did not arrive with its frame",
+    "no-room": "decoded cannot take a sequence that it was never credited for",
+}
+"""Every code that may travel in ERROR, REFUSE or REJECT, with its meaning."""
+
+
+class ProtocolError(Exception):
+    """Root of everything the protocol raises."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    _codes_used: ClassVar[dict[str, str]] = {}
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        """Refuse a code that is unknown, or that another class uses already."""
+        super().__init_subclass__(**kwargs)
+        code = cls.__dict__.get("code")
+        if code is None:
+            return
+        if code not in CODES:
+            raise TypeError(f"{cls.__name__} uses the code {code!r}, which CODES does not explain")
+        owner = ProtocolError._codes_used.setdefault(code, cls.__qualname__)
+        if owner != cls.__qualname__:
+            raise TypeError(f"{cls.__name__} uses the code {code!r} of {owner}")
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the rules.  Tell it with an ERROR frame, close, and live on."""
+
+
+class FrameTooLargeError(RemoteProtocolError, ValueError):
+    """A frame announced more bytes than this connection may carry; its body is never read."""
+
+    code = "frame-too-large"
+
+    def __init__(self, *, announced_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"a frame of {announced_bytes} bytes exceeds {limit_bytes}")
+        self.announced_bytes, self.limit_bytes = announced_bytes, limit_bytes
+
+
+class MalformedFrameError(RemoteProtocolError, ValueError):
+    """A complete body is not one msgpack map within the protocol's limits."""
+
+    code = "malformed-frame"
+
+    def __init__(self, *, reason: str, body: bytes) -> None:
+        super().__init__(
+            f"a frame of {len(body)} bytes is not one msgpack map: {reason} "
+            f"(it begins {body[:16].hex()})"
+        )
+        self.reason = reason
+
+
+class InvalidMessageError(RemoteProtocolError, ValueError):
+    """A map does not match the schema of any message that may arrive here."""
+
+    code = "invalid-message"
+
+
+class UnexpectedMessageError(RemoteProtocolError):
+    """A message is legal, but not in the connection's present state."""
+
+    code = "unexpected-message"
+
+    def __init__(self, *, message: str, state: str) -> None:
+        super().__init__(f"{message} may not arrive in state {state}")
+        self.message, self.state = message, state
+
+
+class StaleEpochError(RemoteProtocolError):
+    """A message names a pool incarnation that is gone, so its block ids mean nothing now.
+
+    The sender must drop its mapping, say HELLO again, and prefill anew.
+    """
+
+    code = "stale-epoch"
+    retryable = True
+
+    def __init__(self, *, received: bytes, current: bytes) -> None:
+        super().__init__(f"pool epoch {received.hex()} is stale; the current one is {current.hex()}")
+        self.received, self.current = received, current
+
+
+class LocalProtocolError(ProtocolError):
+    """We tried to break the rules ourselves: a bug of ours, never the peer's."""
+
+
+class LinkRefusedError(ProtocolError):
+    """The hand-shake failed; both sides' values of the field that differs are kept."""
+
+    def __init__(self, *, reason: str, field: str, ours: str, theirs: str, cure: str) -> None:
+        super().__init__(
+            f"link refused ({reason}): {field} is {ours!r} here and {theirs!r} there; {cure}"
+        )
+        self.reason, self.field, self.ours, self.theirs, self.cure = (
+            reason,
+            field,
+            ours,
+            theirs,
+            cure,
+        )
+
+
+class ConnectionLostError(ProtocolError, ConnectionError):
+    """The peer went away before it was done."""
+
+    retryable = True
+
+
+class RequestError(Exception):
+    """A request failed; what an ERROR frame says, as an exception."""
+
+    def __init__(
+        self, code: str, message: str, *, retryable: bool = False, retry_after_ms: int = 0
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.retryable, self.retry_after_ms = retryable, retry_after_ms
