@@ -285,7 +285,7 @@ class Credits(Part, kw_only=True):
     queue_depth: Count
     """Adopted sequences that have not taken their first step."""
     seen: Count
-    """Reserving frames (first CHUNK of a lease, or HANDOFF without one) read on this link."""
+    """First CHUNKs of a lease, and HANDOFFs, read on this link: what the room above accounts for."""
 
 
 class Welcome(Message, tag="welcome", kw_only=True):
@@ -295,6 +295,8 @@ class Welcome(Message, tag="welcome", kw_only=True):
     access: Annotated[str, Meta(pattern=r"^(pull|direct)\Z")]
     held: Annotated[list[LeaseId], Meta(max_length=limits.MAX_CONTROL_SLOTS)]
     """Leases of this epoch that decoded still reads; every other one has ended."""
+    pool_blocks: Count
+    """Blocks of decoded's own pool that sequences may have; a larger request can never fit."""
     credits: Credits
 
 

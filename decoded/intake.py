@@ -1,0 +1,333 @@
+"""The leases that decoded holds on one link's pool, from first CHUNK to RELEASE.  Pure.
+
+Who owns what.  The source blocks are prefilld's; a lease lets us read them while its generation
+stands on the control page.  The target blocks are ours: `Scheduler.reserve` took them for the
+lease, and they stay with it until they go to a started sequence (`Pulled`) or back to the
+scheduler (`Unreserve`).  Each lease has at most one copy at the engine; nothing is freed while it
+runs.
+
+    CHUNK ──► RESERVED ──HANDOFF──► ADOPTED ──all blocks copied──► Pulled, RELEASE
+      │           │                    │
+      │           ├──ABORT──► ENDING ◄─┤ cancelled, or its generation changed
+      │           └──link lost──► (dropped once no copy runs)
+      └─ no room ─► DECLINED ──HANDOFF──► ADOPTED, or REJECT where there still is no room
+
+Methods change this table and return effects; the caller carries them out in order.  Every lease
+that prefilld told us of is answered by exactly one RELEASE (a REJECT implies it), except over a
+lost link, where prefilld has revoked everything by itself.  Messages about unknown leases are
+ignored and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Generic, TypeVar
+
+R = TypeVar("R")
+"""What the caller keeps of an adopted request; this table only carries it."""
+
+
+class LeaseState(Enum):
+    """Where a held lease stands; see the module's diagram."""
+
+    RESERVED = auto()
+    DECLINED = auto()
+    ADOPTED = auto()
+    ENDING = auto()
+    """To be released and unreserved as soon as no copy runs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldLease(Generic[R]):
+    """One lease as decoded sees it."""
+
+    lease_id: int
+    slot: int
+    generation: int
+    state: LeaseState
+    sources: list[int] = field(default_factory=list)
+    """Blocks of prefilld's pool that may be read now, in the order of the prompt."""
+    targets: list[int] = field(default_factory=list)
+    """Our blocks for prompt and answer."""
+    num_copied: int = 0
+    is_copying: bool = False
+    request: R | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCopy:
+    """A bounded run of one lease's blocks to copy: `sources[i]` into `targets[i]`."""
+
+    lease_id: int
+    slot: int
+    generation: int
+    sources: list[int]
+    targets: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SendNoChunk:
+    """Answer NOCHUNK."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendAdopt(Generic[R]):
+    """Answer ADOPT; from here the request's stream is ours."""
+
+    lease_id: int
+    request: R
+
+
+@dataclass(frozen=True, slots=True)
+class SendReject(Generic[R]):
+    """Answer REJECT with `code`; the request stays prefilld's."""
+
+    lease_id: int
+    code: str
+    message: str
+    request: R
+
+
+@dataclass(frozen=True, slots=True)
+class SendRelease:
+    """Answer RELEASE: the lease's blocks will not be read again."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreserve:
+    """Give the target blocks and the place in the batch back to the scheduler."""
+
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled(Generic[R]):
+    """All of the prompt is in `blocks`: start the sequence."""
+
+    request: R
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Generic[R]):
+    """The blocks were revoked under the copy: the request ends with `prefill-lost`."""
+
+    request: R
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A late, doubled or unknown message: count it."""
+
+    kind: str
+    lease_id: int
+
+
+Effect = (
+    SendNoChunk
+    | SendAdopt[R]
+    | SendReject[R]
+    | SendRelease
+    | Unreserve
+    | Pulled[R]
+    | Lost[R]
+    | Ignored
+)
+
+
+class Intake(Generic[R]):
+    """The table of held leases of one link.
+
+    Args:
+        reserve: Takes a number of blocks and a place in the batch, or returns None.
+    """
+
+    def __init__(self, *, reserve: Callable[[int], list[int] | None]) -> None:
+        self._reserve = reserve
+        self._leases: dict[int, HeldLease[R]] = {}
+        self._is_link_lost = False
+        self.seen = 0
+        """First CHUNKs of a lease, and HANDOFFs, read on this link (`Credits.seen`)."""
+
+    @property
+    def held(self) -> list[int]:
+        """Leases whose blocks we may still read."""
+        return [lease.lease_id for lease in self._leases.values() if lease.targets]
+
+    @property
+    def num_unstarted(self) -> int:
+        """Adopted requests whose sequences have not started."""
+        return sum(lease.state is LeaseState.ADOPTED for lease in self._leases.values())
+
+    def is_pulled(self, lease_id: int) -> bool:
+        """Whether every readable block of a lease was copied already."""
+        lease = self._leases.get(lease_id)
+        return lease is not None and lease.num_copied == len(lease.sources)
+
+    def chunk(
+        self, *, lease_id: int, slot: int, generation: int, first: int, blocks: list[int], total: int
+    ) -> list[Effect[R]]:
+        """Take note of blocks that may be read; the first CHUNK of a lease reserves `total`."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            self.seen += 1
+            targets = self._reserve(total)
+            state = LeaseState.DECLINED if targets is None else LeaseState.RESERVED
+            lease = HeldLease(
+                lease_id=lease_id,
+                slot=slot,
+                generation=generation,
+                state=state,
+                targets=targets or [],
+            )
+            self._leases[lease_id] = lease
+            if state is LeaseState.DECLINED:
+                return [SendNoChunk(lease_id)]
+        if lease.state is not LeaseState.RESERVED:
+            return []  # a CHUNK that crossed our NOCHUNK, or one of a lease that is ending
+        if first != len(lease.sources) or len(lease.sources) + len(blocks) > len(lease.targets):
+            return [Ignored("chunk", lease_id)]
+        lease.sources.extend(blocks)
+        return []
+
+    def handoff(
+        self,
+        *,
+        lease_id: int,
+        slot: int,
+        generation: int,
+        blocks: list[int],
+        total: int,
+        request: R,
+    ) -> list[Effect[R]]:
+        """Adopt a request, reserving `total` blocks unless CHUNKs did so before.
+
+        `blocks` is the whole prompt's block table; what CHUNKs named is its beginning.
+        """
+        self.seen += 1
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is LeaseState.DECLINED:
+            targets = self._reserve(total)
+            if targets is None:
+                self._leases.pop(lease_id, None)
+                return [
+                    SendReject(
+                        lease_id, "no-room", f"no room for a sequence of {total} blocks", request
+                    )
+                ]
+            lease = HeldLease(
+                lease_id=lease_id,
+                slot=slot,
+                generation=generation,
+                state=LeaseState.RESERVED,
+                targets=targets,
+            )
+            self._leases[lease_id] = lease
+        if lease.state is not LeaseState.RESERVED:
+            return [
+                Ignored("handoff", lease_id),
+                SendReject(lease_id, "unexpected-message", "the lease is ending", request),
+            ]
+        lease.sources = list(blocks)
+        lease.state = LeaseState.ADOPTED
+        lease.request = request
+        return [SendAdopt(lease_id, request), *self._when_copied(lease)]
+
+    def abort(self, lease_id: int) -> list[Effect[R]]:
+        """prefilld takes the lease back; an adopted one is ours to finish, and is released then."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state in (LeaseState.ADOPTED, LeaseState.ENDING):
+            return [Ignored("abort", lease_id)]
+        return self._end(lease)
+
+    def cancel(self, lease_id: int) -> list[Effect[R]]:
+        """End an adopted lease whose client does not want it any more."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is not LeaseState.ADOPTED:
+            return []
+        return self._end(lease)
+
+    def link_lost(self) -> list[Effect[R]]:
+        """Drop every reservation; what is adopted goes on being pulled from the mapping."""
+        self._is_link_lost = True
+        effects: list[Effect[R]] = []
+        for lease in list(self._leases.values()):
+            if lease.state in (LeaseState.RESERVED, LeaseState.DECLINED):
+                effects += self._end(lease)
+        return effects
+
+    def next_copies(self, max_blocks: int) -> list[BlockCopy]:
+        """Choose what to copy in the next turn, `max_blocks` in all; adopted requests first."""
+        copies: list[BlockCopy] = []
+        order = sorted(self._leases.values(), key=lambda lease: lease.state is LeaseState.RESERVED)
+        for lease in order:
+            if max_blocks == 0:
+                break
+            if lease.is_copying or lease.state is LeaseState.ENDING:
+                continue
+            sources = lease.sources[lease.num_copied :][:max_blocks]
+            if not sources:
+                continue
+            start = lease.num_copied
+            lease.is_copying = True
+            max_blocks -= len(sources)
+            copies.append(
+                BlockCopy(
+                    lease_id=lease.lease_id,
+                    slot=lease.slot,
+                    generation=lease.generation,
+                    sources=sources,
+                    targets=lease.targets[start : start + len(sources)],
+                )
+            )
+        return copies
+
+    def copied(self, copy: BlockCopy, *, is_valid: bool) -> list[Effect[R]]:
+        """Take note that a copy is complete.
+
+        Args:
+            copy: What `next_copies` gave.
+            is_valid: The lease's generation stood on the control page before and after it.
+        """
+        lease = self._leases[copy.lease_id]
+        lease.is_copying = False
+        if lease.state is LeaseState.ENDING:
+            return self._end(lease)
+        if is_valid:
+            lease.num_copied += len(copy.sources)
+            return self._when_copied(lease)
+        if lease.state is LeaseState.ADOPTED and lease.request is not None:
+            return [Lost(lease.request), *self._end(lease)]
+        return self._decline(lease)
+
+    def _when_copied(self, lease: HeldLease[R]) -> list[Effect[R]]:
+        """An adopted lease of which nothing is left to copy ends in a started sequence."""
+        if lease.state is not LeaseState.ADOPTED or lease.num_copied < len(lease.sources):
+            return []
+        assert lease.request is not None
+        del self._leases[lease.lease_id]
+        return [*self._release(lease), Pulled(lease.request, lease.targets)]
+
+    def _decline(self, lease: HeldLease[R]) -> list[Effect[R]]:
+        """Revoked before it was handed off: keep the lease, without blocks, for its ABORT."""
+        blocks, lease.targets, lease.sources = lease.targets, [], []
+        lease.num_copied = 0
+        lease.state = LeaseState.DECLINED
+        return [Unreserve(blocks)]
+
+    def _end(self, lease: HeldLease[R]) -> list[Effect[R]]:
+        lease.state = LeaseState.ENDING
+        if lease.is_copying:
+            return []
+        del self._leases[lease.lease_id]
+        unreserve: list[Effect[R]] = [Unreserve(lease.targets)] if lease.targets else []
+        return [*self._release(lease), *unreserve]
+
+    def _release(self, lease: HeldLease[R]) -> list[Effect[R]]:
+        return [] if self._is_link_lost else [SendRelease(lease.lease_id)]

@@ -1,0 +1,96 @@
+"""Who decodes next, and what room is left for more: continuous batching.  Pure.
+
+Every started sequence takes part in every step, in the order in which they started; a new one
+joins at the next step and a finished one leaves at once.  Room is promised before it is used:
+`reserve` takes the blocks of a whole sequence, prompt and longest answer, together with a place
+in the batch, so that whatever was adopted can also finish.  There is no preemption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from shared.kv.allocator import BlockAllocator
+
+
+class Schedulable(Protocol):
+    """What the scheduler must know of a sequence."""
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks that were reserved for it, prompt first."""
+
+
+S = TypeVar("S", bound=Schedulable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What may still be reserved."""
+
+    free_blocks: int
+    free_sequences: int
+
+
+class Scheduler(Generic[S]):
+    """The running batch and the places reserved beside it.
+
+    Args:
+        allocator: decoded's own pool; the scheduler alone allocates from it and frees into it.
+        max_batch: Sequences that may be reserved or running together; at least 1.
+    """
+
+    def __init__(self, *, allocator: BlockAllocator, max_batch: int) -> None:
+        self._allocator = allocator
+        self._max_batch = max_batch
+        self._num_reserved = 0
+        self._running: list[S] = []
+
+    @property
+    def num_running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def num_reserved(self) -> int:
+        """Places promised to sequences whose blocks are still being pulled."""
+        return self._num_reserved
+
+    @property
+    def room(self) -> Room:
+        """What may still be reserved."""
+        return Room(
+            free_blocks=self._allocator.counts().free,
+            free_sequences=self._max_batch - self._num_reserved - len(self._running),
+        )
+
+    def reserve(self, num_blocks: int) -> list[int] | None:
+        """Take `num_blocks` blocks and a place in the batch, or nothing where either lacks."""
+        room = self.room
+        if room.free_sequences < 1 or room.free_blocks < num_blocks:
+            return None
+        self._num_reserved += 1
+        return self._allocator.allocate(num_blocks)
+
+    def unreserve(self, blocks: list[int]) -> None:
+        """Give back what `reserve` took, where no sequence started on it."""
+        self._allocator.free(blocks)
+        self._num_reserved -= 1
+
+    def start(self, sequence: S) -> None:
+        """Turn a reservation into a running sequence."""
+        self._num_reserved -= 1
+        self._running.append(sequence)
+
+    def finish(self, sequence: S) -> None:
+        """Take a sequence out of the batch and free its blocks.
+
+        Only between steps: a running step may still write to them.
+        """
+        self._running.remove(sequence)
+        self._allocator.free(sequence.blocks)
+
+    def next_batch(self) -> list[S]:
+        """Return the sequences of the next step, oldest first."""
+        return list(self._running)

@@ -1,0 +1,135 @@
+"""Which prompt computes how many tokens next: first come first served, in chunks.  Pure.
+
+Theory of operation.  A request waits in one queue until its blocks are free, then it runs: each
+step computes a chunk of one or more running prompts, `token_budget` tokens in all.  Nobody
+overtakes at the door (the head of the queue gets the next free blocks, so it cannot starve),
+but inside, no prompt may block another for long: while others run behind it, a prompt takes at
+most half of what is left of the step's budget.  A short prompt behind a long one so waits for
+its share of a step, not for the whole long prompt; the last in line may take all that is left.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class Schedulable(Protocol):
+    """What the scheduler must know of a request."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute in all."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that those tokens need."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens whose KV is in the pool already."""
+
+
+R = TypeVar("R", bound=Schedulable)
+
+
+class QueueFullError(Exception):
+    """As many requests wait as may wait; nothing was queued."""
+
+    def __init__(self, max_waiting: int) -> None:
+        super().__init__(f"{max_waiting} requests are waiting already")
+        self.max_waiting = max_waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Generic[R]):
+    """Tokens `start` to `start + length` of one request's prompt."""
+
+    request: R
+    start: int
+    length: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt is computed once this chunk is."""
+        return self.start + self.length == self.request.num_tokens
+
+
+class Scheduler(Generic[R]):
+    """Two queues and a token budget.
+
+    Args:
+        token_budget: Tokens of one step, over all its chunks; at least 1.
+        max_waiting: Requests that may wait for blocks.
+        max_running: Requests that may hold blocks and compute.
+    """
+
+    def __init__(self, *, token_budget: int, max_waiting: int, max_running: int) -> None:
+        self._token_budget = token_budget
+        self._max_waiting = max_waiting
+        self._max_running = max_running
+        self._waiting: deque[R] = deque()
+        self._running: list[R] = []
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without blocks."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with blocks whose prompts are not computed yet."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> tuple[R, ...]:
+        """The queue, oldest first."""
+        return tuple(self._waiting)
+
+    def add(self, request: R) -> None:
+        """Queue a request behind all others.
+
+        Raises:
+            QueueFullError: `max_waiting` requests wait already.
+        """
+        if len(self._waiting) >= self._max_waiting:
+            raise QueueFullError(self._max_waiting)
+        self._waiting.append(request)
+
+    def admit(self, free_blocks: int) -> R | None:
+        """Move the oldest waiting request to the running ones if its blocks are free.
+
+        The caller allocates them before it asks again.
+        """
+        if not self._waiting or len(self._running) >= self._max_running:
+            return None
+        if self._waiting[0].num_blocks > free_blocks:
+            return None
+        request = self._waiting.popleft()
+        self._running.append(request)
+        return request
+
+    def next_step(self) -> list[Chunk[R]]:
+        """Return the chunks of the next step, oldest request first; empty when nothing runs.
+
+        Their lengths add up to at most `token_budget`, and each is at least 1.
+        """
+        chunks: list[Chunk[R]] = []
+        left = self._token_budget
+        for index, request in enumerate(self._running):
+            if left == 0:
+                break
+            is_last_in_line = index == len(self._running) - 1
+            share = left if is_last_in_line else max(1, left // 2)
+            length = min(share, request.num_tokens - request.computed_tokens)
+            chunks.append(Chunk(request, request.computed_tokens, length))
+            left -= length
+        return chunks
+
+    def remove(self, request: R) -> None:
+        """Forget a request that is computed, cancelled or failed; unknown ones are ignored."""
+        if request in self._running:
+            self._running.remove(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)

@@ -1,0 +1,115 @@
+"""The FCFS scheduler with a token budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefilld.scheduler import QueueFullError, Scheduler
+
+
+@dataclass(eq=False)
+class Prompt:
+    num_tokens: int
+    computed_tokens: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.num_tokens // 16)
+
+
+def make(**options: int) -> Scheduler[Prompt]:
+    return Scheduler(**{"token_budget": 512, "max_waiting": 8, "max_running": 8} | options)
+
+
+def test_a_prompt_within_the_budget_is_one_chunk() -> None:
+    scheduler = make()
+    scheduler.add(prompt := Prompt(300))
+    assert scheduler.admit(100) is prompt
+    (chunk,) = scheduler.next_step()
+    assert (chunk.start, chunk.length, chunk.is_last) == (0, 300, True)
+
+
+def test_a_long_prompt_is_cut_at_the_budget() -> None:
+    scheduler = make()
+    scheduler.add(prompt := Prompt(1_200))
+    scheduler.admit(1_000)
+    lengths = []
+    while prompt.computed_tokens < prompt.num_tokens:
+        (chunk,) = scheduler.next_step()
+        lengths.append(chunk.length)
+        prompt.computed_tokens += chunk.length
+    assert lengths == [512, 512, 176]
+
+
+def test_a_short_prompt_behind_a_long_one_is_done_within_one_step() -> None:
+    """The long one may take only half of the budget while somebody runs behind it."""
+    scheduler = make()
+    scheduler.add(Prompt(100_000))
+    scheduler.add(short := Prompt(200))
+    scheduler.admit(10_000)
+    scheduler.admit(10_000)
+    first, second = scheduler.next_step()
+    assert (first.length, second.request, second.length) == (256, short, 200)
+
+
+def test_the_head_of_the_queue_is_not_overtaken() -> None:
+    """A big prompt that waits for blocks must not starve behind small ones."""
+    scheduler = make()
+    scheduler.add(big := Prompt(1_600))
+    scheduler.add(Prompt(16))
+    assert scheduler.admit(99) is None
+    assert scheduler.admit(100) is big
+
+
+def test_a_full_queue_refuses_and_keeps_its_order() -> None:
+    scheduler = make(max_waiting=2)
+    scheduler.add(first := Prompt(1))
+    scheduler.add(second := Prompt(1))
+    with pytest.raises(QueueFullError, match="2 requests are waiting already"):
+        scheduler.add(Prompt(1))
+    assert scheduler.waiting == (first, second)
+
+
+def test_removing_is_safe_in_every_state() -> None:
+    scheduler = make()
+    scheduler.add(running := Prompt(1))
+    scheduler.add(waiting := Prompt(1))
+    scheduler.admit(10)
+    for prompt in (running, waiting, waiting):
+        scheduler.remove(prompt)
+    assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 3_000), min_size=1, max_size=12),
+    budget=st.integers(1, 600),
+    max_running=st.integers(1, 5),
+)
+def test_every_prompt_is_computed_once_and_in_order(
+    lengths: list[int], budget: int, max_running: int
+) -> None:
+    """Chunks stay within the budget, never overlap, and everything ends."""
+    scheduler = make(token_budget=budget, max_waiting=12, max_running=max_running)
+    prompts = [Prompt(length) for length in lengths]
+    for prompt in prompts:
+        scheduler.add(prompt)
+    admitted = []
+    for _ in range(sum(lengths) + len(lengths)):
+        while (request := scheduler.admit(1_000)) is not None:
+            admitted.append(request)
+        chunks = scheduler.next_step()
+        if not chunks:
+            break
+        assert sum(chunk.length for chunk in chunks) <= budget
+        for chunk in chunks:
+            assert chunk.length >= 1
+            assert chunk.start == chunk.request.computed_tokens
+            chunk.request.computed_tokens += chunk.length
+            if chunk.is_last:
+                scheduler.remove(chunk.request)
+    assert admitted == prompts
+    assert all(prompt.computed_tokens == prompt.num_tokens for prompt in prompts)
