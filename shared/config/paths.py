@@ -1,0 +1,137 @@
+"""Where the sockets lie: the default folder, its safety, and the kernel's limit on paths.
+
+Clients need this and nothing else of the configuration, so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from shared.errors import ConfigError, EnvironmentUnsupportedError
+
+SYSTEM_SOCKET_DIRECTORY = Path("/run/kvpair")
+"""Made by the service manager; where it exists, the machine's daemons serve everybody."""
+
+PREFILLD_SOCKET = "prefilld.sock"
+DECODED_SOCKET = "decoded.sock"
+
+MAX_SOCKET_PATH_BYTES = 107
+"""sockaddr_un has 108 bytes for a path and its terminating zero."""
+
+PRIVATE_DIRECTORY_MODE = 0o700
+
+
+def default_socket_directory(
+    environ: Mapping[str, str], *, system_directory: Path = SYSTEM_SOCKET_DIRECTORY
+) -> Path:
+    """Return the folder that holds the sockets unless somebody chose another.
+
+    Only chooses: `prepare_socket_directory` makes it, `check_socket_directory` distrusts it.
+    """
+    if system_directory.is_dir():
+        return system_directory
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "kvpair"
+    return Path(environ.get("TMPDIR") or "/tmp") / f"kvpair-{os.getuid()}"  # noqa: S108  checked below
+
+
+def check_socket_directory(directory: Path) -> None:
+    """Refuse a folder in which somebody else could have put a socket for us to trust.
+
+    A folder that does not exist is fine: then there is no socket either.
+
+    Raises:
+        EnvironmentUnsupportedError: It is no folder, belongs to neither root nor us, or others
+            may write to it.
+    """
+    try:
+        info = directory.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise EnvironmentUnsupportedError(
+            f"cannot look at the socket folder {directory}: {error.strerror}"
+        ) from error
+    fault = ""
+    if not stat.S_ISDIR(info.st_mode):
+        fault = "is not a folder"
+    elif info.st_uid not in {0, os.getuid()}:
+        fault = f"belongs to the user with number {info.st_uid}"
+    elif info.st_mode & stat.S_IWOTH:
+        fault = f"may be written by everybody (mode {stat.S_IMODE(info.st_mode):04o})"
+    if fault:
+        raise EnvironmentUnsupportedError(
+            f"the socket folder {directory} {fault}",
+            hint="remove it, or choose another place with KVPAIR_SOCKET",
+        )
+
+
+def prepare_socket_directory(directory: Path) -> None:
+    """Make the folder for a daemon's socket where it is missing, private to the user.
+
+    An existing folder keeps its mode: its owner may have opened it to a group.
+
+    Raises:
+        EnvironmentUnsupportedError: It cannot be made, or may not be trusted.
+    """
+    try:
+        directory.mkdir(mode=PRIVATE_DIRECTORY_MODE)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise EnvironmentUnsupportedError(
+            f"cannot make the socket folder {directory}: {error.strerror}",
+            hint="make it, or choose another place with KVPAIR_SOCKET",
+        ) from error
+    check_socket_directory(directory)
+
+
+def check_socket_path(path: str, *, origin: str) -> None:
+    """Refuse a path that the kernel could not bind.
+
+    Raises:
+        ConfigError: The path is relative, holds a zero byte, or is too long.
+    """
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_SOCKET_PATH_BYTES:
+        raise ConfigError(
+            f"the socket path {path} ({origin}) has {num_bytes} bytes, "
+            f"and the kernel takes at most {MAX_SOCKET_PATH_BYTES}",
+            hint="choose a shorter one",
+        )
+    if "\0" in path:
+        raise ConfigError(f"the socket path {path!r} ({origin}) holds a zero byte")
+
+
+def client_socket(
+    environ: Mapping[str, str], *, chosen: str | None = None, chosen_by: str = "flag --socket"
+) -> Path:
+    """Return the path of prefilld's socket, as a client finds it.
+
+    Args:
+        environ: The environment: `KVPAIR_SOCKET`, else what the default folder depends on.
+        chosen: A path that goes before both.
+        chosen_by: Where `chosen` came from.
+
+    Raises:
+        ConfigError: The path cannot be one of a socket.
+        EnvironmentUnsupportedError: The default folder may not be trusted.
+    """
+    if chosen is not None:
+        path, origin = os.path.abspath(chosen), chosen_by
+    elif from_environment := environ.get("KVPAIR_SOCKET"):
+        path, origin = os.path.abspath(from_environment), "env KVPAIR_SOCKET"
+    else:
+        directory = default_socket_directory(environ)
+        check_socket_directory(directory)
+        path, origin = str(directory / PREFILLD_SOCKET), "default"
+    check_socket_path(path, origin=origin)
+    return Path(path)
+
+
+def beside(prefilld_socket: Path) -> Path:
+    """Return the path of decoded's socket, which lies beside prefilld's."""
+    return prefilld_socket.with_name(DECODED_SOCKET)
