@@ -1,0 +1,255 @@
+"""Judges a request before anything is spent on it: text to tokens, limits, and whether it can fit.
+
+A request that can never be served is refused here, at once and with the numbers; what passes can
+only wait.  Tokenising a long prompt takes long, so the daemon calls this on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from prefilld.request import Prompt
+from protocol.codec import encode_message
+from protocol.errors import RequestError
+from protocol.limits import MAX_LINK_BODY_BYTES, MAX_RESIDUE_BYTES, MAX_SEED
+from protocol.messages import (
+    ChatMessage,
+    Check,
+    Checked,
+    Generate,
+    Handoff,
+    RequestState,
+    Resume,
+    Sampling,
+)
+from shared.model.errors import ChatTemplateError, PromptError, PromptTooLargeError
+
+if TYPE_CHECKING:
+    from shared.kv.layout import KVLayout
+    from shared.model.chat_template import ChatTemplate
+    from shared.model.spec import ModelSpec
+    from shared.model.tokenizer import Tokenizer
+
+LARGEST = (1 << 31) - 1
+"""Stands for any block id or token id when a HANDOFF's size is judged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a request must fit into."""
+
+    prefill_blocks: int
+    """Blocks of prefilld's pool that one request can have at most."""
+    decode_blocks: int
+    """The same of decoded's pool."""
+    max_tokens_default: int
+
+
+class Admission:
+    """The judge.  Thread-safe: it changes nothing."""
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        spec: ModelSpec,
+        layout: KVLayout,
+        fingerprint: str,
+    ) -> None:
+        self._tokenizer, self._template = tokenizer, template
+        self._spec, self._layout, self._fingerprint = spec, layout, fingerprint
+
+    def judge(self, message: Generate | Check, bounds: Bounds) -> Prompt:
+        """Turn a request into tokens and check it wholly.
+
+        Raises:
+            RequestError: `invalid-request`, `too-large` or `model-changed`, with the reason.
+        """
+        ids = self._tokenise(message)
+        resumed_ids = self._resumed(message.resume)
+        self._check_ids([*resumed_ids, *message.stop_ids], "`resume.ids` and `stop_ids`")
+        max_tokens = self._max_tokens(message, len(ids), bounds)
+        if len(resumed_ids) > max_tokens:
+            raise RequestError(
+                "invalid-request",
+                f"`resume` brings {len(resumed_ids)} tokens of an answer of at most {max_tokens}",
+            )
+        eos_ids = [] if message.ignore_eos else list(self._spec.eos_ids)
+        prompt = Prompt(
+            ids=ids,
+            resumed_ids=resumed_ids,
+            max_tokens=max_tokens,
+            sampling=self._resolve_seed(message),
+            stop=list(message.stop),
+            stop_ids=sorted({*message.stop_ids, *eos_ids}),
+            stream=message.stream,
+            num_blocks=self._layout.num_blocks_for(len(ids) + len(resumed_ids)),
+            total_blocks=self._layout.num_blocks_for(len(ids) + max_tokens),
+        )
+        self._check_fit(prompt, bounds)
+        return prompt
+
+    def check(self, message: Check, bounds: Bounds) -> Checked:
+        """Answer CHECK: the numbers, and whether the request would be taken.
+
+        Raises:
+            RequestError: The request is invalid, whatever its size.
+        """
+        try:
+            prompt = self.judge(message, bounds)
+        except RequestError as error:
+            if error.code != "too-large":
+                raise
+            num_tokens = len(self._tokenise(message))
+            wanted = message.max_tokens or bounds.max_tokens_default
+            return Checked(
+                prompt_tokens=num_tokens,
+                max_tokens=wanted,
+                blocks=self._layout.num_blocks_for(num_tokens),
+                total_blocks=self._layout.num_blocks_for(num_tokens + wanted),
+                fits=False,
+            )
+        return Checked(
+            prompt_tokens=len(prompt.ids),
+            max_tokens=prompt.max_tokens,
+            blocks=prompt.num_blocks,
+            total_blocks=prompt.total_blocks,
+            fits=True,
+        )
+
+    def _tokenise(self, message: Generate | Check) -> list[int]:
+        text: str
+        match message.prompt:
+            case str(plain) if message.raw or self._template is None:
+                text = plain
+            case str(plain):
+                text = self._render([ChatMessage(role="user", content=plain)])
+            case [ChatMessage(), *_]:
+                chat = [item for item in message.prompt if isinstance(item, ChatMessage)]
+                text = self._render(chat)
+            case _:
+                ids = [item for item in message.prompt if isinstance(item, int)]
+                self._check_ids(ids, "`prompt`")
+                return ids
+        try:
+            ids = self._tokenizer.encode(text, max_tokens=self._spec.max_context_tokens)
+        except PromptTooLargeError as error:
+            raise RequestError("too-large", str(error)) from error
+        except PromptError as error:
+            raise RequestError("invalid-request", str(error)) from error
+        if not ids:
+            raise RequestError("invalid-request", "the prompt has no tokens")
+        return ids
+
+    def _render(self, messages: list[ChatMessage]) -> str:
+        if self._template is None:
+            raise RequestError(
+                "invalid-request", "this model has no chat template; send text with `raw`"
+            )
+        try:
+            return self._template.render([msgspec.to_builtins(message) for message in messages])
+        except ChatTemplateError as error:
+            raise RequestError("invalid-request", str(error)) from error
+
+    def _check_ids(self, ids: list[int], where: str) -> None:
+        vocab_size = self._spec.vocab_size
+        if ids and (largest := max(ids)) >= vocab_size:
+            raise RequestError(
+                "invalid-request",
+                f"{where}: token id {largest} is outside the vocabulary of {vocab_size}",
+            )
+
+    def _resumed(self, resume: Resume | None) -> list[int]:
+        if resume is None:
+            return []
+        if resume.fingerprint != self._fingerprint:
+            raise RequestError(
+                "model-changed",
+                f"the answer was begun by model {resume.fingerprint}, "
+                f"this daemon serves {self._fingerprint}; ask again from the start",
+            )
+        return list(resume.ids)
+
+    def _max_tokens(self, message: Generate | Check, num_prompt: int, bounds: Bounds) -> int:
+        context = self._spec.max_context_tokens
+        if num_prompt >= context:
+            raise RequestError(
+                "too-large", f"the prompt has {num_prompt} tokens, the model's context {context}"
+            )
+        left = context - num_prompt
+        if message.max_tokens is None:
+            fits = bounds.decode_blocks * self._layout.block_size - num_prompt
+            return max(1, min(left, bounds.max_tokens_default, fits))
+        if message.max_tokens > left:
+            raise RequestError(
+                "too-large",
+                f"a prompt of {num_prompt} tokens and an answer of {message.max_tokens} exceed "
+                f"the model's context of {context}; at most {left} can be asked for",
+            )
+        return message.max_tokens
+
+    @staticmethod
+    def _resolve_seed(message: Generate | Check) -> Sampling:
+        seed = message.sampling.seed
+        if message.resume is not None:
+            seed = message.resume.seed
+        if seed is None:
+            seed = secrets.randbelow(MAX_SEED + 1)
+        return msgspec.structs.replace(message.sampling, seed=seed)
+
+    def _check_fit(self, prompt: Prompt, bounds: Bounds) -> None:
+        for blocks, room, whose in (
+            (prompt.num_blocks, bounds.prefill_blocks, "prefilld's pool ([pool] num_blocks)"),
+            (prompt.total_blocks, bounds.decode_blocks, "decoded's pool ([decoded] num_blocks)"),
+        ):
+            if blocks > room:
+                raise RequestError(
+                    "too-large",
+                    f"the request needs {blocks} blocks of {self._layout.block_size} tokens, "
+                    f"{whose} has {room}",
+                )
+        size = _handoff_bytes(prompt)
+        if size > MAX_LINK_BODY_BYTES:
+            raise RequestError(
+                "too-large",
+                f"handing the request over would take {size} bytes, "
+                f"the link carries {MAX_LINK_BODY_BYTES}",
+            )
+
+
+def _handoff_bytes(prompt: Prompt) -> int:
+    """Return the most bytes that this request's HANDOFF can take."""
+    request = RequestState(
+        id="i" * 64,
+        prompt_tokens=LARGEST,
+        cached_tokens=LARGEST,
+        ids=[LARGEST] * (len(prompt.resumed_ids) + 1),
+        delivered=LARGEST,
+        resumed=LARGEST,
+        max_tokens=prompt.max_tokens,
+        sampling=prompt.sampling,
+        stop=prompt.stop,
+        stop_ids=prompt.stop_ids,
+        stream=True,
+        arrived_ns=1 << 62,
+        started_ns=1 << 62,
+        first_token_ns=1 << 62,
+    )
+    handoff = Handoff(
+        epoch=bytes(16),
+        lease=1 << 62,
+        slot=LARGEST,
+        generation=1 << 62,
+        blocks=[LARGEST] * prompt.num_blocks,
+        num_tokens=LARGEST,
+        total_blocks=LARGEST,
+        request=request,
+        residue=bytes(MAX_RESIDUE_BYTES),
+        sent_ns=1 << 62,
+    )
+    return len(encode_message(handoff))

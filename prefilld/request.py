@@ -1,0 +1,90 @@
+"""A request while it is prefilld's: what was asked, how far it got, and when.
+
+    WAITING ──its blocks are free──► RUNNING ──first token──► READY ──HANDOFF──► SENT ──ADOPT──► gone
+       ▲                                                        │  ▲                │
+       └── (never back)                                         │  └──── link lost, REJECT
+                                                                └──► ended here: END or ERROR
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prefilld.clients import Client
+    from protocol.messages import Sampling
+    from shared.model.answer import AnswerAssembler
+
+
+class RequestState(Enum):
+    """Where a request stands; see the module's diagram."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    READY = auto()
+    SENT = auto()
+    ENDED = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A request that passed every check, in engine terms."""
+
+    ids: list[int]
+    """The prompt's token ids."""
+    resumed_ids: list[int]
+    """The answer so far, where the request resumes one."""
+    max_tokens: int
+    """Of the whole answer, resumed ids included."""
+    sampling: Sampling
+    """With its seed resolved."""
+    stop: list[str]
+    stop_ids: list[int]
+    """With the model's own end tokens, unless they are ignored."""
+    stream: bool
+    num_blocks: int
+    """Of prefilld's pool, for `ids` and `resumed_ids`."""
+    total_blocks: int
+    """Of decoded's pool, for the prompt and the longest answer."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Request:
+    """One request and its progress.  Compared by identity."""
+
+    id: str
+    client: Client
+    prompt: Prompt
+    token_ids: list[int]
+    """Everything to compute: the prompt, and the answer so far where it is resumed."""
+    arrived_ns: int
+    deadline_s: float
+    """When to stop waiting for its next state, on the monotonic clock."""
+    state: RequestState = RequestState.WAITING
+    blocks: list[int] = field(default_factory=list)
+    computed_tokens: int = 0
+    started_ns: int = 0
+    first_token_ns: int = 0
+    answer_ids: list[int] = field(default_factory=list)
+    """The answer so far: resumed ids, then the first token."""
+    delivered: int = 0
+    """How many of `answer_ids` the client has."""
+    assembler: AnswerAssembler | None = None
+    lease_id: int | None = None
+    """The lease under which decoded may read `blocks`, once one is open."""
+    chunked_blocks: int = 0
+    """How many of `blocks` CHUNKs have named under the present lease."""
+    is_reserved: bool = False
+    """decoded was asked to reserve room by a CHUNK, and did not answer NOCHUNK."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to compute."""
+        return len(self.token_ids)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that those tokens need."""
+        return self.prompt.num_blocks
