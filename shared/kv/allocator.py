@@ -1,0 +1,214 @@
+"""Which block of a pool is in whose hands: a pure allocator that refuses what makes no sense.
+
+Every block is in exactly one state.  Whatever is wrong with a call, a block twice in it, a
+double free, an illegal move, is an error that names the block and its state, and changes nothing.
+
+    from \ to      ACTIVE    LEASED    QUARANTINED    CACHED    FREE
+    FREE           allocate
+    ACTIVE                   move                     move      free
+    LEASED         move                move           move      free
+    QUARANTINED                                       move      free
+    CACHED         move                                         free
+    RESERVED       (block 0, for ever)
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from shared.kv.errors import (
+    BlockMoveError,
+    IntegrityError,
+    OutOfBlocksError,
+    RepeatedBlockError,
+    UnknownBlockError,
+)
+from shared.kv.layout import RESERVED_BLOCK
+
+
+class BlockState(enum.Enum):
+    """In whose hands a block is."""
+
+    RESERVED = "reserved"
+    """Block 0: the proof at hand-shake is written there."""
+    FREE = "free"
+    """Nobody's."""
+    CACHED = "cached"
+    """Holds a prefix that a later prompt may share; may be evicted."""
+    ACTIVE = "active"
+    """A running request's, read and written by this daemon alone."""
+    LEASED = "leased"
+    """The peer may read it."""
+    QUARANTINED = "quarantined"
+    """The peer's right was revoked, but the peer is not known to have stopped reading."""
+
+
+LEGAL_MOVES: Mapping[BlockState, frozenset[BlockState]] = MappingProxyType(
+    {
+        BlockState.RESERVED: frozenset(),
+        # `allocate` alone takes blocks out of FREE: the caller must not choose which.
+        BlockState.FREE: frozenset(),
+        BlockState.ACTIVE: frozenset({BlockState.LEASED, BlockState.CACHED, BlockState.FREE}),
+        BlockState.CACHED: frozenset({BlockState.ACTIVE, BlockState.FREE}),
+        # Back to ACTIVE when a hand-off failed and the request is this daemon's again.
+        BlockState.LEASED: frozenset(
+            {BlockState.ACTIVE, BlockState.QUARANTINED, BlockState.CACHED, BlockState.FREE}
+        ),
+        BlockState.QUARANTINED: frozenset({BlockState.CACHED, BlockState.FREE}),
+    }
+)
+"""Where a block may go from each state by `move` and `free`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCounts:
+    """How many blocks are in each state; the six add up to `total`."""
+
+    total: int
+    reserved: int
+    free: int
+    cached: int
+    active: int
+    leased: int
+    quarantined: int
+
+
+class BlockAllocator:
+    """Hands out the blocks of one pool and knows where each of them is.
+
+    Freed blocks are handed out again first, in the order in which they were freed together.
+    Their pages are the ones touched already and the warmest in the caches, so a pool
+    that is larger than its load never becomes resident beyond it.  Holding them back for longer
+    would buy no safety: a late reader is fenced off by its lease's generation, not by luck.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        """Start with block 0 reserved and all others free.
+
+        Raises:
+            ValueError: There is no block beside the reserved one.
+        """
+        if num_blocks < RESERVED_BLOCK + 2:
+            raise ValueError(f"num_blocks is {num_blocks}; a pool has at least 2")
+        self._states = [BlockState.FREE] * num_blocks
+        self._states[RESERVED_BLOCK] = BlockState.RESERVED
+        # A stack: its end is handed out next, so the lowest ids come first.
+        self._free = list(range(num_blocks - 1, RESERVED_BLOCK, -1))
+        self._num = dict.fromkeys(BlockState, 0)
+        self._num[BlockState.RESERVED] = 1
+        self._num[BlockState.FREE] = len(self._free)
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{number} {state.value}" for state, number in self._num.items())
+        return f"<BlockAllocator {len(self._states)} blocks: {numbers}>"
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the pool, the reserved one included."""
+        return len(self._states)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out now."""
+        return len(self._free)
+
+    def state(self, block: int) -> BlockState:
+        """Return the state of a block.
+
+        Raises:
+            UnknownBlockError: The pool has no such block.
+        """
+        if not 0 <= block < len(self._states):
+            raise UnknownBlockError(block=block, num_blocks=len(self._states))
+        return self._states[block]
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take free blocks; they are ACTIVE then.
+
+        Raises:
+            OutOfBlocksError: Fewer are free; none was taken.
+            ValueError: `num_blocks` is negative.
+        """
+        if num_blocks < 0:
+            raise ValueError(f"num_blocks is {num_blocks}; it must not be negative")
+        if num_blocks > len(self._free):
+            raise OutOfBlocksError(
+                requested=num_blocks, free=len(self._free), total=len(self._states)
+            )
+        cut = len(self._free) - num_blocks
+        blocks = self._free[cut:]
+        del self._free[cut:]
+        blocks.reverse()
+        self._set(blocks, BlockState.ACTIVE)
+        return blocks
+
+    def move(self, blocks: Iterable[int], to: BlockState) -> None:
+        """Move blocks, whatever state each is in, into another one.
+
+        Raises:
+            UnknownBlockError: The pool has no such block.
+            RepeatedBlockError: A block is named twice.
+            BlockMoveError: A block may not go from its state to `to` (see `LEGAL_MOVES`).
+        """
+        blocks = list(blocks)
+        self._check(blocks, to)
+        if to is BlockState.FREE:
+            self._free.extend(reversed(blocks))
+        self._set(blocks, to)
+
+    def free(self, blocks: Iterable[int]) -> None:
+        """Give blocks back; the same as a move to FREE.
+
+        Raises:
+            UnknownBlockError: The pool has no such block.
+            RepeatedBlockError: A block is named twice.
+            BlockMoveError: A block is free already, or reserved.
+        """
+        self.move(blocks, BlockState.FREE)
+
+    def counts(self) -> BlockCounts:
+        """Return how many blocks are in each state, in constant time."""
+        return BlockCounts(
+            total=len(self._states),
+            **{state.value: number for state, number in self._num.items()},
+        )
+
+    def check_integrity(self) -> None:
+        """Count everything anew and compare; to be called whenever the daemon is idle.
+
+        Raises:
+            IntegrityError: The books contradict each other.
+        """
+        found = dict.fromkeys(BlockState, 0)
+        for state in self._states:
+            found[state] += 1
+        if found != self._num:
+            raise IntegrityError(f"blocks by state are {found}, the books say {self._num}")
+        free = {block for block, state in enumerate(self._states) if state is BlockState.FREE}
+        if len(self._free) != len(free) or free != set(self._free):
+            raise IntegrityError(
+                f"{len(free)} blocks are free, the free list has {len(self._free)} and "
+                f"differs by {sorted(free ^ set(self._free))[:8]}"
+            )
+        if self._states[RESERVED_BLOCK] is not BlockState.RESERVED:
+            raise IntegrityError(f"block {RESERVED_BLOCK} is {self._states[RESERVED_BLOCK].value}")
+
+    def _check(self, blocks: list[int], to: BlockState) -> None:
+        """Raise what is wrong with moving `blocks` to `to`, before anything is changed."""
+        seen: set[int] = set()
+        for block in blocks:
+            state = self.state(block)
+            if block in seen:
+                raise RepeatedBlockError(block=block, state=state.value)
+            seen.add(block)
+            if to not in LEGAL_MOVES[state]:
+                raise BlockMoveError(block=block, state=state.value, to=to.value)
+
+    def _set(self, blocks: list[int], to: BlockState) -> None:
+        for block in blocks:
+            self._num[self._states[block]] -= 1
+            self._states[block] = to
+        self._num[to] += len(blocks)
