@@ -9,7 +9,15 @@
     │   └── StaleEpochError              stale-epoch
     ├── LocalProtocolError               we broke the rules: a bug of ours
     ├── LinkRefusedError                 the hand-shake's REFUSE, with both sides' values
-    └── ConnectionLostError              the peer went away before it was done
+    ├── ConnectionLostError              the peer went away before it was done
+    ├── DeadlineError                    the peer did not answer in time
+    └── UnixSocketError                  a socket could not be made or reached; also an OSError
+        ├── AddressInUseError            another process listens there
+        ├── SocketPathError              the path cannot hold a socket
+        ├── NoSuchSocketError            nothing is there: no daemon was started
+        ├── NotListeningError            a socket is there and nobody listens: the daemon died
+        ├── ListenQueueFullError         the daemon lives and is behind with its connections
+        └── SocketForbiddenError         this user may not connect
 
     RequestError                         an ERROR frame as an exception: code, message, retryable
 
@@ -19,7 +27,10 @@ at import.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from protocol.messages import Resume
 
 CODES: dict[str, str] = {
     # a connection's fault
@@ -131,7 +142,9 @@ class StaleEpochError(RemoteProtocolError):
     retryable = True
 
     def __init__(self, *, received: bytes, current: bytes) -> None:
-        super().__init__(f"pool epoch {received.hex()} is stale; the current one is {current.hex()}")
+        super().__init__(
+            f"pool epoch {received.hex()} is stale; the current one is {current.hex()}"
+        )
         self.received, self.current = received, current
 
 
@@ -156,9 +169,68 @@ class LinkRefusedError(ProtocolError):
 
 
 class ConnectionLostError(ProtocolError, ConnectionError):
-    """The peer went away before it was done."""
+    """The peer went away before it was done.
+
+    Where an answer was cut off, `num_tokens` of it were delivered, and sending the request again
+    with `resume` makes it go on behind them.  `resume` is None before ACCEPTED.
+    """
 
     retryable = True
+
+    def __init__(self, text: str, *, num_tokens: int = 0, resume: Resume | None = None) -> None:
+        super().__init__(text)
+        self.num_tokens, self.resume = num_tokens, resume
+
+
+class DeadlineError(ProtocolError, TimeoutError):
+    """The peer did not answer in time; the connection is closed."""
+
+    retryable = True
+
+
+class UnixSocketError(ProtocolError, OSError):
+    """A Unix socket could not be made or reached.  The text is one line and says what to do."""
+
+    def __init__(self, text: str, *, path: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
+class AddressInUseError(UnixSocketError):
+    """Another process listens on this path; `pid` is None where it could not be told."""
+
+    def __init__(self, *, path: str, pid: int | None) -> None:
+        owner = "another process" if pid is None else f"process {pid}"
+        super().__init__(
+            f"{owner} listens on {path} already; stop it or use another path", path=path
+        )
+        self.pid = pid
+
+
+class SocketPathError(UnixSocketError):
+    """The path cannot hold a socket of ours."""
+
+
+class NoSuchSocketError(UnixSocketError, FileNotFoundError):
+    """Nothing is at the path."""
+
+    retryable = True
+
+
+class NotListeningError(UnixSocketError, ConnectionRefusedError):
+    """A socket is at the path, but nobody listens on it."""
+
+    retryable = True
+
+
+class ListenQueueFullError(UnixSocketError, BlockingIOError):
+    """The daemon lives, but its queue of new connections is full."""
+
+    retryable = True
+
+
+class SocketForbiddenError(UnixSocketError, PermissionError):
+    """This user may not connect to the socket."""
 
 
 class RequestError(Exception):

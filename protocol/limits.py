@@ -32,6 +32,9 @@ MAX_ARRAY_LENGTH = 1 << 20
 MAX_MAP_LENGTH = 4096
 """Most entries in one msgpack map.  No message has more than 64 keys; STATUS nests maps."""
 
+MAX_STATUS_DEPTH = 8
+"""Deepest nesting of STATUS, the one message with a free form; daemons use four levels."""
+
 MAX_BLOCKS = 65_536
 """Most block ids in one message: 1,048,576 tokens in 16-token blocks."""
 
@@ -66,3 +69,11 @@ EPOCH_BYTES = 16
 
 MAX_CONTROL_SLOTS = 65_536
 """Most lease slots on a control page: eight bytes each, half a mebibyte in all."""
+
+MAX_QUEUE_BYTES = 8 << 20
+"""Most bytes that wait for one reader before its connection is closed as `slow`: twice the
+largest frame, so that no single message can be too much.
+"""
+
+MAX_PATH_BYTES = 107
+"""Longest path of a Unix socket: `sun_path` has 108 bytes, the last one is NUL."""

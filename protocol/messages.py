@@ -8,7 +8,8 @@ this file lists them all and is generated from these structs.
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, get_args
 
 from msgspec import Meta, Struct
 
@@ -34,9 +35,7 @@ Slot = Annotated[int, Meta(ge=0, lt=limits.MAX_CONTROL_SLOTS)]
 Seed = Annotated[int, Meta(ge=0, le=limits.MAX_SEED)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
 ShortText = Annotated[str, Meta(max_length=4096)]
-StopString = Annotated[
-    str, Meta(min_length=1, max_length=limits.MAX_STOP_STRING_CHARACTERS)
-]
+StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_STRING_CHARACTERS)]
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field=type_field):
@@ -50,14 +49,14 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # --- what a request is made of -----------------------------------------------------------
 
 
-class ChatMessage(Part, kw_only=True):
+class ChatMessage(Part, frozen=True, kw_only=True):
     """One turn of a conversation, rendered by the model's chat template."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str
 
 
-class Sampling(Part, kw_only=True):
+class Sampling(Part, frozen=True, kw_only=True):
     """How the next token is chosen.  Temperature 0 is greedy, and then the rest is ignored."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=limits.MAX_TEMPERATURE)] = 0.0
@@ -69,7 +68,7 @@ class Sampling(Part, kw_only=True):
     """None lets prefilld draw one; ACCEPTED tells which."""
 
 
-class Resume(Part, kw_only=True):
+class Resume(Part, frozen=True, kw_only=True):
     """What a client already has of an answer that was cut off."""
 
     attempt: Annotated[int, Meta(ge=1, le=100)]
@@ -83,7 +82,7 @@ class Resume(Part, kw_only=True):
 # --- client -> prefilld ------------------------------------------------------------------
 
 
-class _Request(Message, kw_only=True):
+class _Request(Message, frozen=True, kw_only=True):
     """What GENERATE and CHECK share."""
 
     prompt: str | list[ChatMessage | TokenId]
@@ -117,30 +116,30 @@ class _Request(Message, kw_only=True):
                 raise ValueError(f"`prompt` has more than {limits.MAX_MESSAGES} chat messages")
 
 
-class Generate(_Request, tag="generate", kw_only=True):
+class Generate(_Request, tag="generate", frozen=True, kw_only=True):
     """Answer a prompt.  One connection carries one of these."""
 
 
-class Check(_Request, tag="check", kw_only=True):
+class Check(_Request, tag="check", frozen=True, kw_only=True):
     """Judge a request without running it; CHECKED answers."""
 
 
-class Cancel(Message, tag="cancel", kw_only=True):
+class Cancel(Message, tag="cancel", frozen=True, kw_only=True):
     """End the running answer; END with reason `cancelled` follows."""
 
 
-class StatusRequest(Message, tag="status-request", kw_only=True):
+class StatusRequest(Message, tag="status-request", frozen=True, kw_only=True):
     """Ask for STATUS."""
 
 
-class MetricsRequest(Message, tag="metrics-request", kw_only=True):
+class MetricsRequest(Message, tag="metrics-request", frozen=True, kw_only=True):
     """Ask for METRICS."""
 
 
 # --- daemon -> client --------------------------------------------------------------------
 
 
-class Accepted(Message, tag="accepted", kw_only=True):
+class Accepted(Message, tag="accepted", frozen=True, kw_only=True):
     """The request passed every check and waits for its turn."""
 
     id: RequestId
@@ -151,7 +150,7 @@ class Accepted(Message, tag="accepted", kw_only=True):
     fingerprint: str
 
 
-class Tokens(Message, tag="tokens", kw_only=True):
+class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
     """A run of the answer.  Ids leave only together with their whole text."""
 
     index: Count
@@ -161,7 +160,7 @@ class Tokens(Message, tag="tokens", kw_only=True):
     choice: Count = 0
 
 
-class Usage(Part, kw_only=True):
+class Usage(Part, frozen=True, kw_only=True):
     """Token counts of a finished request."""
 
     prompt_tokens: Count
@@ -169,7 +168,7 @@ class Usage(Part, kw_only=True):
     completion_tokens: Count
 
 
-class HandoffTimings(Part, kw_only=True):
+class HandoffTimings(Part, frozen=True, kw_only=True):
     """When each stage of the hand-off was reached, in ms since prefilld knew the first token."""
 
     ready: Milliseconds
@@ -184,7 +183,7 @@ class HandoffTimings(Part, kw_only=True):
     """decoded knew the second token."""
 
 
-class Timings(Part, kw_only=True):
+class Timings(Part, frozen=True, kw_only=True):
     """Where a request's time went, in ms."""
 
     queue: Milliseconds
@@ -199,7 +198,7 @@ class Timings(Part, kw_only=True):
     """None where the first token ended the answer, so nothing was handed over."""
 
 
-class End(Message, tag="end", kw_only=True):
+class End(Message, tag="end", frozen=True, kw_only=True):
     """The last message of an answer."""
 
     reason: Annotated[str, Meta(pattern=r"^(stop|length|cancelled)\Z")]
@@ -207,7 +206,7 @@ class End(Message, tag="end", kw_only=True):
     timings_ms: Timings
 
 
-class Error(Message, tag="error", kw_only=True):
+class Error(Message, tag="error", frozen=True, kw_only=True):
     """The last message of a request that failed; `errors.py` lists the codes."""
 
     code: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -216,7 +215,7 @@ class Error(Message, tag="error", kw_only=True):
     retry_after_ms: Count = 0
 
 
-class Checked(Message, tag="checked", kw_only=True):
+class Checked(Message, tag="checked", frozen=True, kw_only=True):
     """The answer to CHECK."""
 
     prompt_tokens: Count
@@ -228,13 +227,36 @@ class Checked(Message, tag="checked", kw_only=True):
     fits: bool
 
 
-class Status(Message, tag="status", kw_only=True):
+class Status(Message, tag="status", frozen=True, kw_only=True):
     """A daemon's state as a tree of plain values; the packages' READMEs list the keys."""
 
     status: dict[str, object]
+    """Nested maps with string keys, lists, strings, finite numbers, booleans and nil."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is not plain, or nested too deep."""
+        _check_plain(self.status, "status", limits.MAX_STATUS_DEPTH)
 
 
-class Metrics(Message, tag="metrics", kw_only=True):
+def _check_plain(value: object, path: str, depth_left: int) -> None:
+    if depth_left == 0:
+        raise ValueError(f"`{path}` is nested more than {limits.MAX_STATUS_DEPTH} deep")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"`{path}` has a key that is not a string")  # noqa: TRY004 - msgspec reports ValueErrors
+            _check_plain(inner, f"{path}.{key}", depth_left - 1)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_plain(inner, f"{path}[{index}]", depth_left - 1)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"`{path}` is not finite")
+    elif value is not None and not isinstance(value, str | int):
+        raise ValueError(f"`{path}` is of type {type(value).__name__}")
+
+
+class Metrics(Message, tag="metrics", frozen=True, kw_only=True):
     """A daemon's metrics as Prometheus text."""
 
     text: str
@@ -243,7 +265,7 @@ class Metrics(Message, tag="metrics", kw_only=True):
 # --- the link: hand-shake ----------------------------------------------------------------
 
 
-class Instance(Part, kw_only=True):
+class Instance(Part, frozen=True, kw_only=True):
     """Which process speaks, told so that another one can never be mistaken for it."""
 
     boot_id: Annotated[str, Meta(max_length=64)]
@@ -257,7 +279,7 @@ class Instance(Part, kw_only=True):
     """st_dev of /dev/shm: CUDA events cross processes through it."""
 
 
-class Hello(Message, tag="hello", kw_only=True):
+class Hello(Message, tag="hello", frozen=True, kw_only=True):
     """prefilld's first message on a link."""
 
     version: Count
@@ -272,8 +294,14 @@ class Hello(Message, tag="hello", kw_only=True):
     fields: Annotated[dict[str, str | int | float | bool], Meta(max_length=64)]
     """Everything the fingerprint is made of, so that a mismatch can be named."""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a field that does not even equal itself."""
+        for name, value in self.fields.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"`fields.{name}` is not finite")
 
-class Credits(Part, kw_only=True):
+
+class Credits(Part, frozen=True, kw_only=True):
     """What decoded can still take, absolutely, as of the reservations it has `seen`.
 
     prefilld subtracts what it has reserved since; so a frame that crossed one of ours on
@@ -285,10 +313,10 @@ class Credits(Part, kw_only=True):
     queue_depth: Count
     """Adopted sequences that have not taken their first step."""
     seen: Count
-    """First CHUNKs of a lease, and HANDOFFs, read on this link: what the room above accounts for."""
+    """First CHUNKs of a lease, and HANDOFFs, read on this link: the room above counts them in."""
 
 
-class Welcome(Message, tag="welcome", kw_only=True):
+class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     """decoded takes the link."""
 
     instance: Instance
@@ -300,7 +328,7 @@ class Welcome(Message, tag="welcome", kw_only=True):
     credits: Credits
 
 
-class Refuse(Message, tag="refuse", kw_only=True):
+class Refuse(Message, tag="refuse", frozen=True, kw_only=True):
     """The link is not taken; `errors.py` lists the codes."""
 
     code: Annotated[str, Meta(max_length=64)]
@@ -311,7 +339,7 @@ class Refuse(Message, tag="refuse", kw_only=True):
     """What to do about it."""
 
 
-class Map(Message, tag="map", kw_only=True):
+class Map(Message, tag="map", frozen=True, kw_only=True):
     """How to map the pool.  On the memfd its descriptors ride along: pool, control page."""
 
     pool_bytes: Count
@@ -327,7 +355,7 @@ class Map(Message, tag="map", kw_only=True):
     ] = []
 
 
-class Mapped(Message, tag="mapped", kw_only=True):
+class Mapped(Message, tag="mapped", frozen=True, kw_only=True):
     """decoded mapped the pool and read the proof through the mapping."""
 
     digest: Annotated[bytes, Meta(min_length=32, max_length=32)]
@@ -340,14 +368,14 @@ class Mapped(Message, tag="mapped", kw_only=True):
 # --- the link: a request's blocks ----------------------------------------------------------
 
 
-class _LeaseMessage(Message, kw_only=True):
+class LeaseMessage(Message, frozen=True, kw_only=True):
     """A message about one lease; one that names another epoch is refused."""
 
     epoch: Epoch
     lease: LeaseId
 
 
-class Chunk(_LeaseMessage, tag="chunk", kw_only=True):
+class Chunk(LeaseMessage, tag="chunk", frozen=True, kw_only=True):
     """These blocks of a running prefill are written, or will be once `event` is seen."""
 
     slot: Slot
@@ -361,7 +389,7 @@ class Chunk(_LeaseMessage, tag="chunk", kw_only=True):
     """Slot in the event ring; None where the blocks are written already."""
 
 
-class RequestState(Part, kw_only=True):
+class RequestState(Part, frozen=True, kw_only=True):
     """What decoded must know to go on where prefilld stopped."""
 
     id: RequestId
@@ -385,7 +413,7 @@ class RequestState(Part, kw_only=True):
     first_token_ns: Nanoseconds
 
 
-class Handoff(_LeaseMessage, tag="handoff", kw_only=True):
+class Handoff(LeaseMessage, tag="handoff", frozen=True, kw_only=True):
     """The request is decoded's now; the client's connection rides on this frame's first byte."""
 
     slot: Slot
@@ -401,48 +429,48 @@ class Handoff(_LeaseMessage, tag="handoff", kw_only=True):
     sent_ns: Nanoseconds
 
 
-class Abort(_LeaseMessage, tag="abort", kw_only=True):
+class Abort(LeaseMessage, tag="abort", frozen=True, kw_only=True):
     """prefilld takes the lease back; exactly one RELEASE answers, after any copy in flight."""
 
 
-class _Answer(_LeaseMessage, kw_only=True):
+class _Answer(LeaseMessage, frozen=True, kw_only=True):
     """A message about one lease from decoded."""
 
     credits: Credits
 
 
-class NoChunk(_Answer, tag="nochunk", kw_only=True):
+class NoChunk(_Answer, tag="nochunk", frozen=True, kw_only=True):
     """There is no room to reserve now; the lease's blocks are taken at HANDOFF instead."""
 
 
-class Adopt(_Answer, tag="adopt", kw_only=True):
+class Adopt(_Answer, tag="adopt", frozen=True, kw_only=True):
     """decoded owns the stream and the descriptor."""
 
 
-class Reject(_Answer, tag="reject", kw_only=True):
+class Reject(_Answer, tag="reject", frozen=True, kw_only=True):
     """decoded did not take the HANDOFF; implies RELEASE."""
 
     code: Annotated[str, Meta(max_length=64)]
     message: ShortText
 
 
-class Release(_Answer, tag="release", kw_only=True):
+class Release(_Answer, tag="release", frozen=True, kw_only=True):
     """decoded will not read the lease's blocks again."""
 
 
-class CreditUpdate(Message, tag="credit", kw_only=True):
+class CreditUpdate(Message, tag="credit", frozen=True, kw_only=True):
     """Room came free at decoded while nothing else was due to say so."""
 
     credits: Credits
 
 
-class Ping(Message, tag="ping", kw_only=True):
+class Ping(Message, tag="ping", frozen=True, kw_only=True):
     """Are you there?  PONG answers."""
 
     sent_ns: Nanoseconds
 
 
-class Pong(Message, tag="pong", kw_only=True):
+class Pong(Message, tag="pong", frozen=True, kw_only=True):
     """The answer to PING, with its `sent_ns`."""
 
     sent_ns: Nanoseconds
@@ -450,11 +478,11 @@ class Pong(Message, tag="pong", kw_only=True):
     """From decoded only."""
 
 
-class Drain(Message, tag="drain", kw_only=True):
+class Drain(Message, tag="drain", frozen=True, kw_only=True):
     """decoded is shutting down: send no new CHUNK or HANDOFF, what is adopted will finish."""
 
 
-class Bye(Message, tag="bye", kw_only=True):
+class Bye(Message, tag="bye", frozen=True, kw_only=True):
     """The sender closes the link on purpose."""
 
 
@@ -488,3 +516,22 @@ LinkToPrefilld = (
 )
 """What prefilld accepts on the link."""
 
+MESSAGE_TYPES: dict[str, type[Message]] = {
+    str(kind.__struct_config__.tag): kind
+    for union in (ToPrefilld, ToDecoded, FromDaemon, LinkToDecoded, LinkToPrefilld)
+    for kind in get_args(union)
+}
+"""Every message by its `type`."""
+
+
+def num_descriptors(message: Message) -> int:
+    """Return how many descriptors ride on this message's frame.
+
+    HANDOFF carries the client's connection; MAP the control page, and before it the pool where
+    the pool is a memfd and not a CUDA handle.
+    """
+    if isinstance(message, Handoff):
+        return 1
+    if isinstance(message, Map):
+        return 1 if message.pool_handle else 2
+    return 0
