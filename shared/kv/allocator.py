@@ -1,15 +1,7 @@
 """Which block of a pool is in whose hands: a pure allocator that refuses what makes no sense.
 
-Every block is in exactly one state.  Whatever is wrong with a call, a block twice in it, a
+Every block is in exactly one state, and `LEGAL_MOVES` says which may follow it.  Whatever is wrong with a call, a block twice in it, a
 double free, an illegal move, is an error that names the block and its state, and changes nothing.
-
-    from \ to      ACTIVE    LEASED    QUARANTINED    CACHED    FREE
-    FREE           allocate
-    ACTIVE                   move                     move      free
-    LEASED         move                move           move      free
-    QUARANTINED                                       move      free
-    CACHED         move                                         free
-    RESERVED       (block 0, for ever)
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@
     ├── LayoutError                      a shape no pool can have; also a ConfigError
     ├── PoolAllocationError              the machine has no room; also EnvironmentUnsupportedError
     ├── PoolMappingError                 the peer's descriptor is not what it was said to be
+    ├── UnknownSlotError                 a slot that the control page does not have
     ├── OutOfBlocksError                 nobody's fault: wait until blocks come back
     ├── NoSlotError                      nobody's fault: wait until a lease ends
     └── MisuseError                      a bug of ours
@@ -66,6 +67,14 @@ class PoolMappingError(KvError):
     def __init__(self, *, fault: MappingFault, message: str) -> None:
         super().__init__(message)
         self.fault = fault
+
+
+class UnknownSlotError(KvError, IndexError):
+    """A lease slot lies outside the control page; where it came off the wire, the peer's fault."""
+
+    def __init__(self, *, slot: int, num_slots: int) -> None:
+        super().__init__(f"slot {slot} is not on a control page of {num_slots} slots")
+        self.slot, self.num_slots = slot, num_slots
 
 
 class OutOfBlocksError(KvError):
