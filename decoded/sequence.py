@@ -1,0 +1,99 @@
+"""A request while it is decoded's: its state from HANDOFF, and what has been generated since."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shared.daemon.model_host import sampling_params
+from shared.engine.batch import SequenceStep
+from shared.model.answer import AnswerAssembler, Piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from decoded.stream import ClientStream
+    from protocol.messages import Handoff, RequestState
+    from shared.ops.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class HandoffTimes:
+    """When each stage was reached, on CLOCK_MONOTONIC in ns; 0 where it was not yet."""
+
+    sent_ns: int = 0
+    adopted_ns: int = 0
+    copy_start_ns: int = 0
+    copy_done_ns: int = 0
+    first_step_ns: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One adopted request.  Compared by identity."""
+
+    state: RequestState
+    """As HANDOFF told it."""
+    num_tokens: int
+    """Tokens whose KV came with it."""
+    stream: ClientStream
+    assembler: AnswerAssembler
+    sampling: SamplingParams
+    times: HandoffTimes
+    lease_id: int
+    blocks: list[int] = field(default_factory=list)
+    """Of decoded's own pool, prompt first; empty until they are pulled."""
+    new_ids: list[int] = field(default_factory=list)
+    """Sampled here, beside what `state.ids` brought."""
+    is_cancelled: bool = False
+    """Its client does not want it any more; it leaves before the next step."""
+
+    @classmethod
+    def adopt(
+        cls,
+        handoff: Handoff,
+        *,
+        stream: ClientStream,
+        token_bytes: Callable[[int], bytes],
+        adopted_ns: int,
+    ) -> tuple[Sequence, Piece]:
+        """Build the sequence that a HANDOFF describes, and what its client may be sent at once."""
+        state = handoff.request
+        assembler = AnswerAssembler(
+            token_bytes,
+            max_tokens=state.max_tokens,
+            stop_ids=frozenset(state.stop_ids),
+            stop_strings=state.stop,
+        )
+        piece = assembler.replay(state.ids, num_delivered=state.delivered)
+        times = HandoffTimes(sent_ns=handoff.sent_ns, adopted_ns=adopted_ns)
+        sequence = cls(
+            state=state,
+            num_tokens=handoff.num_tokens,
+            stream=stream,
+            assembler=assembler,
+            sampling=sampling_params(state.sampling),
+            times=times,
+            lease_id=handoff.lease,
+        )
+        return sequence, piece
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of the answer so far, resumed ones included."""
+        return len(self.state.ids) + len(self.new_ids)
+
+    def next_step(self) -> SequenceStep:
+        """Return the step that computes the last sampled token and samples the next one."""
+        last_id = self.new_ids[-1] if self.new_ids else self.state.ids[-1]
+        return SequenceStep(
+            token_ids=(last_id,),
+            start_position=self.num_tokens + len(self.new_ids),
+            block_table=self.blocks,
+            sampling=self.sampling,
+        )
+
+    def push(self, token_id: int) -> Piece:
+        """Take the token that a step sampled."""
+        self.new_ids.append(token_id)
+        return self.assembler.push(token_id)

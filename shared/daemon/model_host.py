@@ -1,0 +1,92 @@
+"""Brings a model up for a daemon: file to weights to runner, and what its peers must agree on.
+
+Runs on the engine thread, since it takes seconds and torch's settings are that thread's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.daemon.fingerprint import Fields, fingerprint, fingerprint_fields
+from shared.kv.layout import KVLayout
+from shared.model.catalog import resolve_model
+from shared.model.chat_template import ChatTemplate
+from shared.model.llama import Llama
+from shared.model.loader import load_model_file
+from shared.ops.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protocol.messages import Sampling
+    from shared.config import Config
+    from shared.model.spec import ModelSpec
+    from shared.model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModelHost:
+    """A model in memory, and the layout that its KV cache has under this configuration."""
+
+    name: str
+    """The configured path or name."""
+    spec: ModelSpec
+    model: Llama
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    layout: KVLayout
+    """Of a pool of the number of blocks that was asked for."""
+    fields: Fields
+    fingerprint: str
+
+
+def load_model_host(
+    config: Config, *, num_blocks: int, progress: Callable[[int, int], None] | None = None
+) -> ModelHost:
+    """Load the configured model.
+
+    Args:
+        config: The pair's configuration.
+        num_blocks: Blocks of this daemon's own pool.
+        progress: Called with bytes done and bytes in all.
+
+    Raises:
+        ModelError: The model is missing, damaged or of a kind that cannot be run.
+        LayoutError: The pool cannot have the configured shape.
+    """
+    path = resolve_model(config.model.path)
+    loaded = load_model_file(path, config.model.dtype, progress=progress)
+    spec = loaded.spec
+    layout = KVLayout(
+        num_blocks=num_blocks,
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        block_size=config.pool.block_size,
+        head_dim=spec.head_dim,
+        dtype=config.model.dtype,
+    )
+    fields = fingerprint_fields(spec=spec, content_id=loaded.content_id, layout=layout)
+    template = None if loaded.chat_template is None else ChatTemplate(loaded.chat_template)
+    return ModelHost(
+        name=config.model.path,
+        spec=spec,
+        model=Llama(spec, loaded.tensors),
+        tokenizer=loaded.tokenizer,
+        template=template,
+        layout=layout,
+        fields=fields,
+        fingerprint=fingerprint(fields),
+    )
+
+
+def sampling_params(sampling: Sampling) -> SamplingParams:
+    """Return the engine's form of the wire's sampling fields, whose seed is resolved."""
+    if sampling.seed is None:
+        raise ValueError("the seed was not resolved; prefilld draws one before anything is sampled")
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        seed=sampling.seed,
+    )
