@@ -1,7 +1,8 @@
 """Which block of a pool is in whose hands: a pure allocator that refuses what makes no sense.
 
-Every block is in exactly one state, and `LEGAL_MOVES` says which may follow it.  Whatever is wrong with a call, a block twice in it, a
-double free, an illegal move, is an error that names the block and its state, and changes nothing.
+Every block is in exactly one state, and `LEGAL_MOVES` says which may follow it.  Whatever is wrong
+with a call, a block twice in it, a double free, an illegal move, is an error that names the
+block and its state, and changes nothing.
 """
 
 from __future__ import annotations

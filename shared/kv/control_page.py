@@ -6,9 +6,9 @@ one before any block of the lease may be written again, so it can take a lease b
 from a peer that is slow, stopped or gone, without waiting for anybody.
 
 A generation is one aligned 8-byte word, which x86-64 and AArch64 load and store whole; the
-memoryview moves it in one instruction.  x86-64 also keeps the order of the stores, and of the loads,
-around it.  AArch64 does not promise that, but between a word and the blocks it guards lie a
-hand-over between threads and thousands of instructions of interpreter.
+memoryview moves it in one instruction.  x86-64 also keeps the order of the stores, and of the
+loads, around it.  AArch64 does not promise that, but between a word and the blocks it guards lie
+a hand-over between threads and thousands of instructions of interpreter.
 """
 
 from __future__ import annotations

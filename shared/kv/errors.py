@@ -5,6 +5,7 @@
     ├── PoolAllocationError              the machine has no room; also EnvironmentUnsupportedError
     ├── PoolMappingError                 the peer's descriptor is not what it was said to be
     ├── UnknownSlotError                 a slot that the control page does not have
+    ├── CopyError                        blocks that cannot be copied as asked
     ├── OutOfBlocksError                 nobody's fault: wait until blocks come back
     ├── NoSlotError                      nobody's fault: wait until a lease ends
     └── MisuseError                      a bug of ours
@@ -14,7 +15,6 @@
         ├── LeaseStateError              a step that the lease's state does not allow
         ├── GenerationError              a generation that does not grow
         ├── IntegrityError               the books contradict each other
-        ├── CopyError                    blocks that cannot be copied as asked
         ├── PoolClosedError              use after `close`
         └── PoolInUseError               `close` while tensors still look into the pool
 
@@ -75,6 +75,10 @@ class UnknownSlotError(KvError, IndexError):
     def __init__(self, *, slot: int, num_slots: int) -> None:
         super().__init__(f"slot {slot} is not on a control page of {num_slots} slots")
         self.slot, self.num_slots = slot, num_slots
+
+
+class CopyError(KvError, ValueError):
+    """Blocks cannot be copied as asked; none was.  Ids off the wire are the peer's fault."""
 
 
 class OutOfBlocksError(KvError):
@@ -139,10 +143,6 @@ class GenerationError(MisuseError, ValueError):
 
 class IntegrityError(MisuseError):
     """The books contradict each other: some block or slot is lost, or in two hands."""
-
-
-class CopyError(MisuseError, ValueError):
-    """Blocks cannot be copied as asked; none was."""
 
 
 class PoolClosedError(MisuseError):
