@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
 from shared.config.resolution import ResolvedConfig, resolve
 from shared.config.sources import Setting, parse_assignment
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +39,7 @@ _SHORTHANDS = {
 """Flags that stand for one key, by parameter name."""
 
 
-def config_options(command: Callable[..., None]) -> Callable[..., None]:
+def config_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Add `--config`, `--set` and the shorthands; the command receives `flags: ConfigFlags`."""
 
     @click.option("--config", "config_file", metavar="FILE", help="Read this TOML file.")
@@ -53,9 +56,9 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_flags(
         config_file: str | None, assignments: Sequence[str], **parameters: object
-    ) -> None:
+    ) -> Result:
         chosen = {name: parameters.pop(name) for name in _SHORTHANDS}
-        command(flags=_collect(config_file, assignments, chosen), **parameters)
+        return command(flags=_collect(config_file, assignments, chosen), **parameters)
 
     return with_flags
 

@@ -1,0 +1,275 @@
+"""The frame that a daemon's own code runs in: loop, signals, states, failures, the way out.
+
+signal      first SIGTERM or SIGINT            `draining` is set; the app finishes what it began
+            while still loading                the app is cancelled at once
+            second                             exit at once
+            SIGHUP                             logged, ignored
+deadline    `drain_timeout_s` after `drain`    the app is cancelled
+failure     `fatal`, from any thread           logged; the app is cancelled; exit 1 within 5 s
+                                               even when some thread or the loop itself hangs
+refusal     the app raises a KvpairError       one line without a traceback; its exit code
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import uvloop
+
+from shared import logs
+from shared.clock import NS_PER_S, Clock, SystemClock
+from shared.config import Config, ResolvedConfig
+from shared.errors import ExitCode, KvpairError
+from shared.logs import LogWriter
+from shared.metrics import Metrics
+from shared.service.notify import Notifier
+from shared.version import __version__
+
+DaemonName = Literal["prefilld", "decoded"]
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the engine thread may hold the GIL while the loop wants it.  Python's own 5 ms would
+be added to every message that arrives in the middle of a step."""
+
+FAILURE_DEADLINE_S = 4.0
+"""From `fatal` to the end of the process, whatever hangs; five seconds are promised."""
+
+CANCEL_GRACE_S = 2.0
+"""For the app's `finally` clauses: closing links, removing its socket."""
+
+EXIT_GRACE_S = 2.0
+"""For the interpreter's own end, which waits for threads that may never return."""
+
+LOG_FLUSH_S = 1.0
+"""For the last lines, which a stuck reader may refuse."""
+
+
+class DaemonState(enum.StrEnum):
+    """What a daemon is doing, as STATUS tells it."""
+
+    LOADING = "loading"
+    WAITING = "waiting-for-peer"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+class Service:
+    """What a daemon's app is given: its configuration, its logs and metrics, its way out.
+
+    Everything but `fatal` belongs to the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: DaemonName,
+        resolved: ResolvedConfig,
+        writer: LogWriter,
+        notifier: Notifier,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self.resolved = resolved
+        self.clock = clock
+        self.metrics = Metrics()
+        self.log = logs.get_logger()
+        self.draining = asyncio.Event()
+        """Set once the daemon was told to stop."""
+        self._writer = writer
+        self._notifier = notifier
+        self._started_ns = clock.monotonic_ns()
+        self._state = DaemonState.LOADING
+        self._drain_ends_ns: int | None = None
+        self._was_loading = False
+        self._failed = asyncio.Event()
+        self._failure_lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.metrics.counter_from(
+            "kvpair_log_dropped_lines_total",
+            "Log lines that could not be written.",
+            lambda: writer.num_dropped,
+        )
+
+    @property
+    def config(self) -> Config:
+        """The resolved configuration."""
+        return self.resolved.config
+
+    @property
+    def socket_path(self) -> Path:
+        """Where this daemon listens."""
+        return Path(getattr(self.config, self.name).socket)
+
+    @property
+    def state(self) -> DaemonState:
+        """The present state."""
+        return self._state
+
+    def set_state(self, state: DaemonState) -> None:
+        """Enter a state: log it, tell the service manager.  DRAINING is never left again."""
+        if state is self._state or self._state is DaemonState.DRAINING:
+            return
+        was_loading = self._state is DaemonState.LOADING
+        self._state = state
+        self.log.info("state.entered", state=state.value)
+        if state is DaemonState.DRAINING:
+            self._notifier.stopping(state)
+        elif was_loading:
+            self._notifier.ready(state)
+        else:
+            self._notifier.status(state)
+
+    def status(self) -> dict[str, object]:
+        """Return what both daemons' STATUS have in common."""
+        return {
+            "state": self._state.value,
+            "version": __version__,
+            "uptime_s": round((self.clock.monotonic_ns() - self._started_ns) / NS_PER_S, 3),
+            "pid": os.getpid(),
+            "counters": self.metrics.snapshot(),
+        }
+
+    def drain_remaining_s(self) -> float:
+        """Return how long the app may still take to finish; the whole time-out before `drain`."""
+        if self._drain_ends_ns is None:
+            return self.config.limits.drain_timeout_s
+        return max(0.0, (self._drain_ends_ns - self.clock.monotonic_ns()) / NS_PER_S)
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Start a task whose failure is the daemon's, and which ends with the daemon."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def drain(self, *, reason: str) -> None:
+        """Begin to shut down.  A second call changes nothing."""
+        if self.draining.is_set():
+            return
+        self._drain_ends_ns = self.clock.monotonic_ns() + round(
+            self.config.limits.drain_timeout_s * NS_PER_S
+        )
+        self.log.info("drain.started", reason=reason, was=self._state.value)
+        self._was_loading = self._state is DaemonState.LOADING
+        self.set_state(DaemonState.DRAINING)
+        self.draining.set()
+
+    def fatal(self, error: BaseException) -> None:
+        """Give up: whatever is in flight fails, and the process ends with 1.  From any thread."""
+        with self._failure_lock:
+            is_first = self._failure is None
+            self._failure = self._failure or error
+        if not is_first:
+            self.log.error("failure.followed", exc_info=error)
+            return
+        self.log.critical("daemon.failed", error=str(error), exc_info=error)
+        reaper = threading.Timer(FAILURE_DEADLINE_S, self._exit_now, (ExitCode.FAILED,))
+        reaper.daemon = True
+        reaper.start()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._failed.set)
+
+    async def run(self, app: Callable[[Service], Awaitable[None]]) -> int:
+        """Run the app to its end, however it ends, and return the exit code."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._on_loop_exception)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(signum, self._on_stop_signal, signum)
+        self._loop.add_signal_handler(
+            signal.SIGHUP, lambda: self.log.info("reload.ignored", reason="not supported")
+        )
+        main = asyncio.ensure_future(app(self))
+        watchers = [
+            asyncio.ensure_future(self._failed.wait()),
+            asyncio.ensure_future(self._drained_too_long()),
+        ]
+        await asyncio.wait({main, *watchers}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (main, *watchers, *self._tasks):
+            task.cancel()
+        await asyncio.wait({main, *watchers, *self._tasks}, timeout=CANCEL_GRACE_S)
+        return self._judge(main)
+
+    def _judge(self, main: asyncio.Future[None]) -> int:
+        """Turn how the app ended into an exit code, and log what nobody has logged yet."""
+        if not main.done():
+            self.log.error("app.hung", grace_s=CANCEL_GRACE_S)
+        elif not main.cancelled() and (error := main.exception()) is not None:
+            if isinstance(error, KvpairError) and self._failure is None:
+                self.log.error("daemon.refused", error=str(error), exit_code=error.exit_code.value)
+                return error.exit_code
+            self.fatal(error)
+        elif self._failure is None and not self.draining.is_set():
+            self.fatal(RuntimeError(f"{self.name} ended without being told to"))
+        return ExitCode.OK if self._failure is None else ExitCode.FAILED
+
+    def finish(self, exit_code: int) -> NoReturn:
+        """Write the last lines and end the process, without waiting for threads that hang."""
+        self.log.info("daemon.stopped", exit_code=int(exit_code))
+        if exit_code == ExitCode.FAILED:
+            self._exit_now(exit_code)
+        self._writer.shutdown(LOG_FLUSH_S)
+        reaper = threading.Timer(EXIT_GRACE_S, os._exit, (exit_code,))
+        reaper.daemon = True
+        reaper.start()
+        sys.exit(exit_code)
+
+    def _exit_now(self, exit_code: int) -> NoReturn:
+        self._writer.shutdown(LOG_FLUSH_S)
+        os._exit(exit_code)
+
+    async def _drained_too_long(self) -> None:
+        """Return once the app has had its time to finish; at once where it had not begun."""
+        await self.draining.wait()
+        if self._was_loading:
+            return
+        await asyncio.sleep(self.drain_remaining_s())
+        self.log.warning("drain.expired", timeout_s=self.config.limits.drain_timeout_s)
+
+    def _on_stop_signal(self, signum: signal.Signals) -> None:
+        if self.draining.is_set():
+            self.log.warning("drain.interrupted", signal=signum.name)
+            self._exit_now(128 + signum)
+        self.drain(reason=signum.name)
+
+    def _on_loop_exception(
+        self, _loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]
+    ) -> None:
+        """Take an exception that reached the loop from a callback or an abandoned task."""
+        self.fatal(context.get("exception") or RuntimeError(context["message"]))
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fatal(error)
+
+
+def serve(
+    name: DaemonName, resolved: ResolvedConfig, app: Callable[[Service], Awaitable[None]]
+) -> NoReturn:
+    """Run a daemon in this process until it ends, and the process with it."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    log = resolved.config.log
+    writer = logs.configure(level=log.level, log_format=log.format, daemon=name)
+    service = Service(
+        name=name,
+        resolved=resolved,
+        writer=writer,
+        notifier=Notifier.from_environ(os.environ),
+        clock=SystemClock(),
+    )
+    service.log.info("daemon.started", version=__version__, pid=os.getpid())
+    for warning in resolved.warnings:
+        service.log.warning("config.questionable", message=warning)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        exit_code = runner.run(service.run(app))
+        service.finish(exit_code)  # in here, so that closing the runner cannot outlast it

@@ -1,0 +1,58 @@
+"""`shared.service.notify`: the service manager hears it, and can never hold us up."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+
+from shared.service.notify import Notifier
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_states_arrive_as_datagrams(kind: str, tmp_path: Path) -> None:
+    """An address that begins with @ is abstract: the @ stands for a zero byte."""
+    name = secrets.token_hex(8)
+    address, bound = (f"@{name}", f"\0{name}") if kind == "abstract" else (str(tmp_path / "n"),) * 2
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(bound)
+        manager.settimeout(10)
+        notifier = Notifier(address)
+        assert notifier.ready("serving")
+        assert notifier.status("two\nlines")
+        assert notifier.stopping("draining")
+        received = [manager.recv(4096) for _ in range(3)]
+    assert received == [
+        b"READY=1\nSTATUS=serving",
+        b"STATUS=two lines",
+        b"STOPPING=1\nSTATUS=draining",
+    ]
+
+
+@pytest.mark.parametrize("address", [None, "", "@", "relative/path", "vsock:2:1"])
+def test_without_a_manager_nothing_is_sent(address: str | None) -> None:
+    assert not Notifier(address).ready("serving")
+
+
+def test_a_manager_that_is_gone_raises_nothing(tmp_path: Path) -> None:
+    assert not Notifier(str(tmp_path / "gone")).ready("serving")
+
+
+def test_a_manager_that_never_reads_does_not_block(tmp_path: Path) -> None:
+    """Its queue fills after some datagrams; from then on they are simply not sent."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "n"))
+        notifier = Notifier(str(tmp_path / "n"))
+        for _ in range(100_000):
+            if not notifier.status("x" * 1000):
+                return
+    pytest.fail("the queue never filled")
+
+
+def test_the_address_is_taken_out_of_the_environment() -> None:
+    """A child with the variable could declare us ready."""
+    environ = {"NOTIFY_SOCKET": "/n", "HOME": "/"}
+    Notifier.from_environ(environ)
+    assert environ == {"HOME": "/"}
