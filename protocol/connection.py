@@ -70,9 +70,9 @@ class Connection:
         return self._decoder.num_parsed_bytes
 
     @property
-    def has_partial_frame(self) -> bool:
-        """Whether bytes wait for the rest of their frame (or for `next_event`)."""
-        return self._decoder.num_buffered_bytes > 0
+    def num_received_bytes(self) -> int:
+        """Bytes of the incoming stream so far; more than parsed ones while a frame is cut."""
+        return self._decoder.num_received_bytes
 
     # --- in ------------------------------------------------------------------------------
 

@@ -83,9 +83,9 @@ class FrameDecoder:
         return self._num_parsed_bytes
 
     @property
-    def num_buffered_bytes(self) -> int:
-        """Bytes that were received and belong to no finished frame yet."""
-        return len(self._buffer)
+    def num_received_bytes(self) -> int:
+        """Bytes of the stream that have come in so far."""
+        return self._num_parsed_bytes + len(self._buffer)
 
     def receive_data(self, data: bytes) -> None:
         """Store bytes as they came; `next_body` looks at them."""
