@@ -1,0 +1,90 @@
+"""`shared.config.paths`: where the sockets are, and whose folder may be trusted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shared.config.paths import (
+    beside,
+    check_socket_directory,
+    client_socket,
+    default_socket_directory,
+    prepare_socket_directory,
+)
+from shared.errors import ConfigError, EnvironmentUnsupportedError
+
+
+def test_the_machines_own_folder_goes_before_the_users(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": "/run/user/7", "TMPDIR": "/tmp"}
+    missing = tmp_path / "missing"
+    assert default_socket_directory(environ, system_directory=tmp_path) == tmp_path
+    assert default_socket_directory(environ, system_directory=missing) == Path("/run/user/7/kvpair")
+    del environ["XDG_RUNTIME_DIR"]
+    private = Path(f"/tmp/kvpair-{os.getuid()}")
+    assert default_socket_directory(environ, system_directory=missing) == private
+    assert default_socket_directory({}, system_directory=missing) == private
+
+
+def test_a_missing_folder_is_made_private(tmp_path: Path) -> None:
+    """Whoever can reach the socket can read answers, so nobody else can."""
+    directory = tmp_path / "kvpair"
+    before = os.umask(0)
+    try:
+        prepare_socket_directory(directory)
+    finally:
+        os.umask(before)
+    assert directory.stat().st_mode & 0o777 == 0o700
+    prepare_socket_directory(directory)
+
+
+def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
+    """Its owner may have opened it to a group."""
+    tmp_path.chmod(0o750)
+    prepare_socket_directory(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_folder_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
+    """Anybody could put a socket of their own there and read our prompts."""
+    tmp_path.chmod(0o1777)
+    with pytest.raises(EnvironmentUnsupportedError, match=r"written by everybody \(mode 1777\)"):
+        check_socket_directory(tmp_path)
+
+
+def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    """In a temporary directory anybody can put a link where our folder would be."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with pytest.raises(EnvironmentUnsupportedError, match="link is not a folder"):
+        prepare_socket_directory(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, -1)
+    with pytest.raises(EnvironmentUnsupportedError, match="belongs to the user with number 12345"):
+        check_socket_directory(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnsupportedError, match=r"cannot make .*/a/b: No such file"):
+        prepare_socket_directory(tmp_path / "a" / "b")
+
+
+def test_a_client_takes_the_flag_then_the_variable_then_the_default(tmp_path: Path) -> None:
+    environ = {"KVPAIR_SOCKET": "/srv/p.sock", "TMPDIR": str(tmp_path)}
+    assert client_socket(environ, chosen="/flag.sock") == Path("/flag.sock")
+    assert client_socket(environ) == Path("/srv/p.sock")
+    assert beside(client_socket(environ)) == Path("/srv/decoded.sock")
+    del environ["KVPAIR_SOCKET"]
+    assert client_socket(environ).name == "prefilld.sock"
+
+
+def test_a_path_the_kernel_cannot_bind_is_refused_with_the_number() -> None:
+    with pytest.raises(ConfigError, match=r"\(flag --socket\) has 108 bytes.*at most 107"):
+        client_socket({}, chosen="/" + "é" * 53 + "x")
+    with pytest.raises(ConfigError, match="holds a zero byte"):
+        client_socket({}, chosen="/a\0b")
