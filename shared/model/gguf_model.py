@@ -36,6 +36,14 @@ LAYER_TENSORS = {
 }
 """Our names for the file's tensors; those of a layer stand behind `blk.N.` and `layers.N.`."""
 
+SPECIAL_TOKENS = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "pad_token": "padding",
+    "unk_token": "unknown",
+}
+"""What the file calls the tokens that chat templates know by these names."""
+
 
 def read_spec(header: GgufHeader) -> ModelSpec:
     """Return the shape of the model in a GGUF file.
@@ -124,6 +132,25 @@ def read_chat_template(header: GgufHeader) -> str | None:
     if "tokenizer.chat_template" not in header.metadata:
         return None
     return _require(header, "tokenizer.chat_template", str)
+
+
+def read_special_tokens(header: GgufHeader) -> dict[str, str]:
+    """Return the texts of special tokens, by the names that chat templates call them.
+
+    Raises:
+        ModelFileError: An id is outside the vocabulary.
+    """
+    tokens = _require(header, "tokenizer.ggml.tokens", tuple)
+    texts: dict[str, str] = {}
+    for name, key in SPECIAL_TOKENS.items():
+        token_id = _optional(header, f"tokenizer.ggml.{key}_token_id", -1)
+        if token_id >= len(tokens):
+            raise ModelFileError(
+                header.path, f"has {name} {token_id}, outside its {len(tokens)} tokens"
+            )
+        if token_id >= 0:
+            texts[name] = tokens[token_id]
+    return texts
 
 
 def tensor_names(spec: ModelSpec) -> dict[str, str]:

