@@ -1,0 +1,240 @@
+"""What clients and daemons say to each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from protocol import limits
+from protocol.fields import (
+    Count,
+    Message,
+    Milliseconds,
+    Part,
+    RequestId,
+    Seed,
+    StopString,
+    TokenId,
+    TokenIds,
+)
+
+# --- what a request is made of -----------------------------------------------------------
+
+
+class ChatMessage(Part, frozen=True, kw_only=True):
+    """One turn of a conversation, rendered by the model's chat template."""
+
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str
+
+
+class Sampling(Part, frozen=True, kw_only=True):
+    """How the next token is chosen.  Temperature 0 is greedy, and then the rest is ignored."""
+
+    temperature: Annotated[float, Meta(ge=0.0, le=limits.MAX_TEMPERATURE)] = 0.0
+    top_k: Annotated[int, Meta(ge=0, le=limits.MAX_TOP_K)] = 0
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Keep the smallest set of likeliest tokens whose probabilities reach p; 1 keeps all."""
+    seed: Seed | None = None
+    """None lets prefilld draw one; ACCEPTED tells which."""
+
+
+class Resume(Part, frozen=True, kw_only=True):
+    """What a client already has of an answer that was cut off."""
+
+    attempt: Annotated[int, Meta(ge=1, le=100)]
+    seed: Seed
+    fingerprint: Annotated[str, Meta(min_length=1, max_length=128)]
+    """The model fingerprint that ACCEPTED gave; another model is `model-changed`."""
+    ids: TokenIds
+    """The tokens delivered so far; the answer goes on behind them."""
+
+
+# --- client -> prefilld ------------------------------------------------------------------
+
+
+class _Request(Message, frozen=True, kw_only=True):
+    """What GENERATE and CHECK share."""
+
+    prompt: str | list[ChatMessage | TokenId]
+    """Text, chat messages, or token ids (then no template and no special token is added)."""
+    id: RequestId | None = None
+    """Ties the request's log lines together; None lets prefilld draw one."""
+    raw: bool = False
+    """Take text as it is, without the chat template."""
+    max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_TOKENS)] | None = None
+    """None takes what is left of the model's context, or the daemon's default."""
+    sampling: Sampling = Sampling()
+    stop: Annotated[list[StopString], Meta(max_length=limits.MAX_STOP_STRINGS)] = field(
+        default_factory=list
+    )
+    """The answer ends before the first of these; it is not part of the text."""
+    stop_ids: Annotated[list[TokenId], Meta(max_length=limits.MAX_STOP_IDS)] = field(
+        default_factory=list
+    )
+    """The answer ends with the first of these ids, beside the model's own end tokens."""
+    ignore_eos: bool = False
+    """Do not end at the model's own end tokens."""
+    stream: bool = True
+    """False: one TOKENS frame with the whole answer, right before END."""
+    resume: Resume | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what single fields cannot say."""
+        if isinstance(self.prompt, list):
+            if not self.prompt:
+                raise ValueError("`prompt` is an empty list")
+            kinds = {type(item) for item in self.prompt}
+            if len(kinds) > 1:
+                raise ValueError("`prompt` mixes chat messages and token ids")
+            if kinds == {ChatMessage} and len(self.prompt) > limits.MAX_MESSAGES:
+                raise ValueError(f"`prompt` has more than {limits.MAX_MESSAGES} chat messages")
+
+
+class Generate(_Request, tag="generate", frozen=True, kw_only=True):
+    """Answer a prompt.  One connection carries one of these."""
+
+
+class Check(_Request, tag="check", frozen=True, kw_only=True):
+    """Judge a request without running it; CHECKED answers."""
+
+
+class Cancel(Message, tag="cancel", frozen=True, kw_only=True):
+    """End the running answer; END with reason `cancelled` follows."""
+
+
+class StatusRequest(Message, tag="status-request", frozen=True, kw_only=True):
+    """Ask for STATUS."""
+
+
+class MetricsRequest(Message, tag="metrics-request", frozen=True, kw_only=True):
+    """Ask for METRICS."""
+
+
+# --- daemon -> client --------------------------------------------------------------------
+
+
+class Accepted(Message, tag="accepted", frozen=True, kw_only=True):
+    """The request passed every check and waits for its turn."""
+
+    id: RequestId
+    seed: Seed
+    prompt_tokens: Count
+    cached_tokens: Count
+    """Prompt tokens whose KV was found in the prefix cache."""
+    fingerprint: str
+
+
+class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
+    """A run of the answer.  Ids leave only together with their whole text."""
+
+    index: Count
+    """Index in the answer of the first id."""
+    ids: TokenIds
+    text: str
+    choice: Count = 0
+
+
+class Usage(Part, frozen=True, kw_only=True):
+    """Token counts of a finished request."""
+
+    prompt_tokens: Count
+    cached_tokens: Count
+    completion_tokens: Count
+
+
+class HandoffTimings(Part, frozen=True, kw_only=True):
+    """When each stage of the hand-off was reached, in ms since prefilld knew the first token."""
+
+    ready: Milliseconds
+    """HANDOFF was given to the kernel."""
+    adopted: Milliseconds
+    """decoded owned the stream."""
+    copy_start: Milliseconds
+    """decoded began to copy the first block; 0 where it had begun while prefill still ran."""
+    copy_done: Milliseconds
+    """The last block was in decoded's own pool."""
+    first_step: Milliseconds
+    """decoded knew the second token."""
+
+
+class Timings(Part, frozen=True, kw_only=True):
+    """Where a request's time went, in ms."""
+
+    queue: Milliseconds
+    """From the request's arrival to its first chunk."""
+    prefill: Milliseconds
+    """From its first chunk to its first token."""
+    decode: Milliseconds
+    """From its first token to its last."""
+    total: Milliseconds
+    """From its arrival to END."""
+    handoff: HandoffTimings | None = None
+    """None where the first token ended the answer, so nothing was handed over."""
+
+
+class End(Message, tag="end", frozen=True, kw_only=True):
+    """The last message of an answer."""
+
+    reason: Annotated[str, Meta(pattern=r"^(stop|length|cancelled)\Z")]
+    usage: Usage
+    timings_ms: Timings
+
+
+class Error(Message, tag="error", frozen=True, kw_only=True):
+    """The last message of a request that failed; `errors.py` lists the codes."""
+
+    code: Annotated[str, Meta(min_length=1, max_length=64)]
+    message: str
+    retryable: bool
+    retry_after_ms: Count = 0
+
+
+class Checked(Message, tag="checked", frozen=True, kw_only=True):
+    """The answer to CHECK."""
+
+    prompt_tokens: Count
+    max_tokens: Count
+    blocks: Count
+    """Blocks of prefilld's pool that the prompt needs."""
+    total_blocks: Count
+    """Blocks of decoded's pool that prompt and answer need."""
+    fits: bool
+
+
+class Status(Message, tag="status", frozen=True, kw_only=True):
+    """A daemon's state as a tree of plain values; the packages' READMEs list the keys."""
+
+    status: dict[str, object]
+    """Nested maps with string keys, lists, strings, finite numbers, booleans and nil."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is not plain, or nested too deep."""
+        _check_plain(self.status, "status", limits.MAX_STATUS_DEPTH)
+
+
+def _check_plain(value: object, path: str, depth_left: int) -> None:
+    if depth_left == 0:
+        raise ValueError(f"`{path}` is nested more than {limits.MAX_STATUS_DEPTH} deep")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"`{path}` has a key that is not a string")  # noqa: TRY004 - msgspec reports ValueErrors
+            _check_plain(inner, f"{path}.{key}", depth_left - 1)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_plain(inner, f"{path}[{index}]", depth_left - 1)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"`{path}` is not finite")
+    elif value is not None and not isinstance(value, str | int):
+        raise ValueError(f"`{path}` is of type {type(value).__name__}")
+
+
+class Metrics(Message, tag="metrics", frozen=True, kw_only=True):
+    """A daemon's metrics as Prometheus text."""
+
+    text: str
