@@ -51,7 +51,8 @@ def decode_body(body: bytes) -> dict[str, Any]:
             max_map_len=limits.MAX_MAP_LENGTH,
             max_str_len=len(body),
             max_bin_len=len(body),
-            ext_hook=_refuse_extension,
+            max_ext_len=0,  # timestamps go past the hook,
+            ext_hook=_refuse_extension,  # empty extensions past the length
         )
     except Exception as error:
         # The border: msgpack's exceptions share no root (ValueError, UnpackException,
