@@ -1,0 +1,49 @@
+"""Tests of shared/kv/memory.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.kv.errors import PoolAllocationError
+from shared.kv.memory import available_bytes, require_available
+
+MEMINFO = "MemTotal:       24689152 kB\nMemFree:  1000 kB\nMemAvailable:    2048 kB\n"
+
+
+def machine(tmp_path: Path, *, groups: str, limits: dict[str, str]) -> tuple[Path, Path]:
+    """Write what a kernel would tell, and return the two folders."""
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(MEMINFO)
+    (proc / "self" / "cgroup").write_text(groups)
+    for path, limit in limits.items():
+        (cgroup / path).mkdir(parents=True, exist_ok=True)
+        (cgroup / path / "memory.max").write_text(limit)
+    return proc, cgroup
+
+
+def test_the_machine_bounds_what_is_available(tmp_path: Path) -> None:
+    """MemAvailable counts what the kernel can reclaim; MemFree does not."""
+    assert available_bytes(*machine(tmp_path, groups="0::/\n", limits={})) == 2048 * 1024
+
+
+@pytest.mark.parametrize("path", ["", "system.slice", "system.slice/prefilld.service"])
+def test_any_control_group_above_the_process_bounds_it(tmp_path: Path, path: str) -> None:
+    """A container sets its limit at the root that it sees, a service on itself."""
+    limits = {"system.slice/prefilld.service": "max\n", path: "4096\n"}
+    groups = "4:memory:/elsewhere\n0::/system.slice/prefilld.service\n"
+    assert available_bytes(*machine(tmp_path, groups=groups, limits=limits)) == 4096
+
+
+def test_a_kernel_that_tells_nothing_bounds_nothing(tmp_path: Path) -> None:
+    """Then the allocation itself has to fail."""
+    assert available_bytes(tmp_path, tmp_path) is None
+
+
+def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
+    """Linux would promise it, and kill somebody once it is used."""
+    require_available(1)
+    with pytest.raises(PoolAllocationError, match=r"1125899906842624 bytes: \d+ bytes of memory"):
+        require_available(1 << 50)
