@@ -10,6 +10,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from protocol.limits import MAX_PATH_BYTES
 from shared.errors import ConfigError, EnvironmentUnsupportedError
 
 SYSTEM_SOCKET_DIRECTORY = Path("/run/kvpair")
@@ -17,9 +18,6 @@ SYSTEM_SOCKET_DIRECTORY = Path("/run/kvpair")
 
 PREFILLD_SOCKET = "prefilld.sock"
 DECODED_SOCKET = "decoded.sock"
-
-MAX_SOCKET_PATH_BYTES = 107
-"""sockaddr_un has 108 bytes for a path and its terminating zero."""
 
 PRIVATE_DIRECTORY_MODE = 0o700
 
@@ -96,10 +94,10 @@ def check_socket_path(path: str, *, origin: str) -> None:
         ConfigError: The path is relative, holds a zero byte, or is too long.
     """
     num_bytes = len(os.fsencode(path))
-    if num_bytes > MAX_SOCKET_PATH_BYTES:
+    if num_bytes > MAX_PATH_BYTES:
         raise ConfigError(
             f"the socket path {path} ({origin}) has {num_bytes} bytes, "
-            f"and the kernel takes at most {MAX_SOCKET_PATH_BYTES}",
+            f"and the kernel takes at most {MAX_PATH_BYTES}",
             hint="choose a shorter one",
         )
     if "\0" in path:

@@ -12,6 +12,9 @@ from msgspec import Meta, Struct
 
 from protocol.limits import DEFAULT_MAX_REQUEST_BYTES, MAX_TOKENS
 
+MAX_REQUEST_BYTES = 64 << 20
+"""Most that `limits.max_request_bytes` may be: fifty times the longest prompt that fits a model."""
+
 Seconds = Annotated[float, Meta(ge=0.0, le=86_400.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 NumBlocks = Annotated[int, Meta(ge=2, le=1 << 31)]
@@ -84,7 +87,9 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
 class LimitsConfig(Section, frozen=True, kw_only=True):
     """`[limits]`: what one client may ask for, and how long anything may take."""
 
-    max_request_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = DEFAULT_MAX_REQUEST_BYTES
+    max_request_bytes: Annotated[int, Meta(ge=1024, le=MAX_REQUEST_BYTES)] = (
+        DEFAULT_MAX_REQUEST_BYTES
+    )
     """Largest frame from a client, in bytes; `protocol.limits` has the reason."""
     drain_timeout_s: Seconds = 30.0
     """How long a daemon that was told to stop goes on serving what it has begun."""

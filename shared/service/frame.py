@@ -24,6 +24,7 @@ from typing import Any, Literal, NoReturn
 
 import uvloop
 
+from protocol.errors import UnixSocketError
 from shared import logs
 from shared.clock import NS_PER_S, Clock, SystemClock
 from shared.config import Config, ResolvedConfig
@@ -204,9 +205,10 @@ class Service:
         if not main.done():
             self.log.error("app.hung", grace_s=CANCEL_GRACE_S)
         elif not main.cancelled() and (error := main.exception()) is not None:
-            if isinstance(error, KvpairError) and self._failure is None:
-                self.log.error("daemon.refused", error=str(error), exit_code=error.exit_code.value)
-                return error.exit_code
+            refusal = _refusal(error)
+            if refusal is not None and self._failure is None:
+                self.log.error("daemon.refused", error=str(error), exit_code=refusal.value)
+                return refusal
             self.fatal(error)
         elif self._failure is None and not self.draining.is_set():
             self.fatal(RuntimeError(f"{self.name} ended without being told to"))
@@ -251,6 +253,15 @@ class Service:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fatal(error)
+
+
+def _refusal(error: BaseException) -> ExitCode | None:
+    """Return the exit code of an error that the user can mend; None for a fault of ours."""
+    if isinstance(error, KvpairError):
+        return error.exit_code
+    if isinstance(error, UnixSocketError):  # another instance, or no right to make the socket
+        return ExitCode.CONFIG
+    return None
 
 
 def serve(

@@ -227,6 +227,17 @@ def test_a_refusal_is_one_line_with_its_own_exit_code(run: Run) -> None:
     assert "exception" not in refused
 
 
+def test_a_socket_in_other_hands_is_a_refusal(run: Run) -> None:
+    """Restarting cannot help a second instance, and 78 tells the service manager so."""
+    body = """
+from protocol.errors import AddressInUseError
+raise AddressInUseError(path="/p.sock", pid=7)
+"""
+    code, lines = run(body).end()
+    assert code == 78
+    assert lines[-2]["error"].startswith("process 7 listens on /p.sock already")
+
+
 @pytest.mark.parametrize(
     ("arguments", "environ", "text", "code"),
     [
