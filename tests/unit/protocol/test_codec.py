@@ -68,7 +68,7 @@ def test_a_fault_is_named_with_its_path(fault: dict[str, object], text: str) -> 
 
 
 def test_base64_text_is_not_bytes() -> None:
-    """msgspec's default would take this string for an epoch."""
+    """By default msgspec would take this string for an epoch."""
     body = {"type": "abort", "epoch": "AAAAAAAAAAAAAAAAAAAAAA==", "lease": 1}
     with pytest.raises(InvalidMessageError, match="Expected `bytes`, got `str`"):
         decode_message(body, m.LinkToDecoded)
@@ -108,7 +108,7 @@ def test_status_holds_plain_values_only(value: object, text: str) -> None:
 
 def test_fields_of_the_fingerprint_equal_themselves() -> None:
     """A NaN would make two equal layouts differ."""
-    with pytest.raises(ValueError, match="`fields.theta` is not finite"):
+    with pytest.raises(ValueError, match=r"`fields\.theta` is not finite"):
         m.Hello(
             version=1,
             instance=SAMPLES[m.Hello].instance,  # type: ignore[attr-defined]

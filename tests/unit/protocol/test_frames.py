@@ -83,7 +83,7 @@ def test_a_body_of_exactly_the_limit_passes() -> None:
     ],
 )
 def test_whatever_is_not_one_map_is_malformed(body: bytes, reason: str) -> None:
-    """msgpack's many exceptions come out as one, with the length and the first bytes."""
+    """The many exceptions of msgpack come out as one, with the length and the first bytes."""
     with pytest.raises(MalformedFrameError, match=reason) as caught:
         decode_one(body)
     assert f"a frame of {len(body)} bytes" in str(caught.value)
@@ -92,7 +92,7 @@ def test_whatever_is_not_one_map_is_malformed(body: bytes, reason: str) -> None:
 
 
 def test_timestamps_are_extensions_too() -> None:
-    """msgpack's own extension type must not slip in as an object."""
+    """The one extension that msgpack knows must not slip in as an object."""
     with pytest.raises(MalformedFrameError, match="not one msgpack map"):
         decode_body(msgpack.packb({"a": msgpack.Timestamp(1, 2)}))
 
