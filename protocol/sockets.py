@@ -262,9 +262,10 @@ class MessageSocket:
         self._drain(CloseReason(CloseKind.LOCAL))
 
     def _drain(self, reason: CloseReason) -> None:
-        if not self._is_open:
+        if not self._is_open or self._is_draining:
             return
         self._is_draining = True
+        self._deliver()  # what was read already: a handler of an earlier message may have called us
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
         # Nothing can be added to the receive queue any more, and behind it lies EOF.
