@@ -1,0 +1,87 @@
+"""The one thread of a daemon that computes, and its door to the event loop.
+
+Torch's thread count and inference mode are properties of a thread, not of the process, so both
+are set inside the thread that computes.  One thread also means one order: steps run as they were
+submitted, and no two ever touch the pool at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EngineThread:
+    """A thread that runs what an event loop hands it, in order.
+
+    Args:
+        num_threads: How many threads torch uses for one operation.  Two processes that together
+            use more than the machine has cores slow each other down many times over.
+        name: The thread's name, as a debugger shows it.
+
+    Raises:
+        ValueError: `num_threads` is below 1.
+    """
+
+    def __init__(self, *, num_threads: int, name: str = "engine") -> None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads is {num_threads}; it must be at least 1")
+        self.num_threads = num_threads
+        self.num_submitted = 0
+        """Calls handed in since the start."""
+        self.num_finished = 0
+        """Calls that returned, raised or were dropped.  A watchdog that sees it stand still while
+        `is_busy` knows that the engine is stuck."""
+        self._count_lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix=name,
+            initializer=_prepare_thread,
+            initargs=(num_threads,),
+        )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is running or waiting."""
+        return self.num_submitted != self.num_finished
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function` on the engine thread and return what it returns.
+
+        A call that has begun cannot be taken back: when the awaiting task is cancelled, it ends
+        all the same, its result dropped.  One that has not begun is dropped.
+
+        Raises:
+            RuntimeError: The thread was stopped.
+            BaseException: Whatever `function` raises.
+        """
+        future = self._executor.submit(function, *args, **kwargs)
+        self.num_submitted += 1
+        future.add_done_callback(self._count_finished)
+        return await asyncio.wrap_future(future)
+
+    async def stop(self) -> None:
+        """End the thread: the running call ends first, waiting ones are dropped.  Idempotent."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.to_thread(self._executor.shutdown)
+
+    def _count_finished(self, _: object) -> None:
+        # The engine thread ends calls while the loop's thread drops others.
+        with self._count_lock:
+            self.num_finished += 1
+
+
+def _prepare_thread(num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    # Entered for the thread's whole life; the thread's end is its exit.
+    torch.inference_mode().__enter__()

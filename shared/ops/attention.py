@@ -1,0 +1,149 @@
+"""Paged attention: every query of a step against the context that its sequence's blocks hold.
+
+One function serves prefill chunks and decode in any mixture.  Each sequence is computed alone,
+over exactly the tokens it has, so
+
+*   what lies behind a sequence's last token, NaN included, is never read into a product, and
+*   a sequence's attention is the same numbers whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from shared.ops.errors import ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SequenceSpan:
+    """One sequence's part of a step: which rows are its queries, and where its context lies.
+
+    The queries are the last `query_len` tokens of the context; their keys and values are in the
+    pool before attention runs.
+    """
+
+    query_start: int
+    """First row of the step's tensors that belongs to the sequence."""
+    query_len: int
+    context_len: int
+    """Tokens that the pool holds for the sequence, this step's included."""
+    block_table: Tensor
+    """[num_blocks] int64, on the pool's device: as many block ids as the context needs."""
+    mask: Tensor | None
+    """[query_len, context_len] bool, True where a query may look; None where no table of it is
+    needed: for a single query, and where the whole context is being computed."""
+
+    @classmethod
+    def of(
+        cls, *, query_start: int, query_len: int, context_len: int, block_table: Tensor
+    ) -> SequenceSpan:
+        """Make a span with the causal mask that it needs.
+
+        Raises:
+            ShapeError: There is no query, or there are more queries than context.
+        """
+        if not 1 <= query_len <= context_len:
+            raise ShapeError(f"{query_len} queries cannot end a context of {context_len} tokens")
+        mask = None
+        if query_len not in (1, context_len):
+            device = block_table.device
+            columns = torch.arange(context_len, device=device)
+            rows = torch.arange(context_len - query_len, context_len, device=device)
+            mask = columns <= rows.unsqueeze(1)
+        return cls(
+            query_start=query_start,
+            query_len=query_len,
+            context_len=context_len,
+            block_table=block_table,
+            mask=mask,
+        )
+
+
+def paged_attention(
+    query: Tensor, kv_layer: Tensor, spans: Sequence[SequenceSpan], *, scale: float
+) -> Tensor:
+    """Return causal attention of every query over its own sequence's context.
+
+    Args:
+        query: [num_tokens, num_heads, head_dim], after the rotation.
+        kv_layer: [num_blocks, 2, num_kv_heads, block_size, head_dim], a strided view of the pool
+            in the dtype of `query`.  `num_heads` is a multiple of `num_kv_heads`; neighbouring
+            query heads share one.
+        spans: They tile the rows of `query` in order.
+        scale: What scores are multiplied with, commonly `head_dim ** -0.5`.
+
+    Returns:
+        [num_tokens, num_heads, head_dim], contiguous.
+
+    Raises:
+        ShapeError: The heads cannot be grouped, the spans do not tile the rows, or a block table
+            is not as long as its context needs.
+    """
+    num_tokens, num_heads, _ = query.shape
+    if num_heads % kv_layer.shape[2]:
+        raise ShapeError(f"{num_heads} query heads cannot share {kv_layer.shape[2]} KV heads")
+    outputs: list[Tensor] = []
+    row = 0
+    for span in spans:
+        if span.query_start != row:
+            raise ShapeError(f"a sequence starts at row {span.query_start}, expected {row}")
+        row += span.query_len
+        key, value = _gather_context(kv_layer, span)
+        outputs.append(_attend(query[span.query_start : row], key, value, span.mask, scale))
+    if row != num_tokens:
+        raise ShapeError(f"the sequences have {row} rows, the queries {num_tokens}")
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tensor]:
+    """Copy a sequence's keys and values side by side: two [num_kv_heads, context_len, head_dim]."""
+    _, _, num_kv_heads, block_size, head_dim = kv_layer.shape
+    num_blocks = span.block_table.shape[0]
+    if num_blocks != -(-span.context_len // block_size):
+        raise ShapeError(
+            f"{num_blocks} blocks of {block_size} do not fit a context of {span.context_len} tokens"
+        )
+    # Selecting along the third dimension puts heads outside tokens in the same copy.
+    blocks = kv_layer.permute(1, 2, 0, 3, 4).index_select(2, span.block_table)
+    context = blocks.view(2, num_kv_heads, num_blocks * block_size, head_dim)
+    key, value = context[:, :, : span.context_len].unbind(0)
+    return key, value
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
+    """Attend with [query_len, num_heads, head_dim] over one sequence's context."""
+    query_len, num_heads, head_dim = query.shape
+    num_kv_heads, context_len, _ = key.shape
+    num_shared = num_heads // num_kv_heads
+    if query_len == 1:
+        # The heads that share keys are the rows of one matrix: no mask, and a head's keys are
+        # read once.
+        attended = functional.scaled_dot_product_attention(
+            query.view(1, num_kv_heads, num_shared, head_dim),
+            key.unsqueeze(0),
+            value.unsqueeze(0),
+            scale=scale,
+        )
+        return attended.reshape(1, num_heads, head_dim)
+    # Keys and values are shared by strides, not by copies.
+    shared = (num_kv_heads, num_shared, context_len, head_dim)
+    attended = functional.scaled_dot_product_attention(
+        query.view(query_len, num_kv_heads, num_shared, head_dim).permute(1, 2, 0, 3),
+        key.unsqueeze(1).expand(shared),
+        value.unsqueeze(1).expand(shared),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+    )
+    return attended.permute(2, 0, 1, 3).reshape(query_len, num_heads, head_dim)

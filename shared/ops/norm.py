@@ -1,0 +1,39 @@
+"""RMSNorm, alone and behind a residual addition.
+
+Computed in float32 whatever the activations are kept in, since the mean of squares of a bfloat16
+row would lose most of its digits.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return `x / sqrt(mean(x²) + eps) · weight`, row by row.
+
+    Args:
+        x: [num_tokens, hidden_size], float32 or bfloat16.
+        weight: [hidden_size], float32.
+        eps: Added to the mean of squares.
+
+    Returns:
+        [num_tokens, hidden_size] in the type of `x`.
+    """
+    return functional.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `x` to `residual` in place and return the RMSNorm of the sum.
+
+    Args:
+        x: [num_tokens, hidden_size], what a layer's half computed.
+        residual: As `x`; holds the sum afterwards.
+        weight: [hidden_size], float32.
+        eps: Added to the mean of squares.
+
+    Returns:
+        [num_tokens, hidden_size] in the type of `x`.
+    """
+    return rms_norm(residual.add_(x), weight, eps)
