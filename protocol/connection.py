@@ -140,6 +140,8 @@ class Connection:
     def _note_epoch(self, message: Message) -> None:
         if isinstance(message, Hello):
             self._epoch = message.epoch
+            if self.role is Role.DECODED_CLIENT:  # now it is known who connected
+                self.role = Role.DECODED_LINK
 
     def _place(self) -> str:
         return f"{self._state.value} of {self.role.value}"

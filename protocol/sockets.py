@@ -69,9 +69,6 @@ class MessageSocket:
             on_lost=self._on_lost,
             on_flushed=self._on_writer_flushed,
         )
-        # Nobody else may bring descriptors; without room for them the kernel drops them unopened.
-        takes_descriptors = connection.role is Role.DECODED_LINK
-        self._ancillary_bytes = ANCILLARY_BYTES if takes_descriptors else 0
         self._descriptors = DescriptorQueue()
         self._on_message: Callable[[Message, list[int] | None], None] = _not_started
         self._on_closed: Callable[[CloseReason], None] = _not_started
@@ -183,9 +180,13 @@ class MessageSocket:
 
     def _read(self) -> CloseReason | None:
         """Read once and deliver; return the reason where the stream has ended."""
+        # Nobody else may bring descriptors; without room for them the kernel drops them unopened.
+        takes_descriptors = self.connection.role is Role.DECODED_LINK
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(
-                READ_BYTES, self._ancillary_bytes, socket.MSG_CMSG_CLOEXEC
+                READ_BYTES,
+                ANCILLARY_BYTES if takes_descriptors else 0,
+                socket.MSG_CMSG_CLOEXEC,
             )
         except (BlockingIOError, InterruptedError):
             return CloseReason(CloseKind.GONE) if self._is_draining else None
@@ -197,7 +198,7 @@ class MessageSocket:
             self.connection.receive_eof()
             return CloseReason(CloseKind.GONE)
         self.connection.receive_data(data)
-        if self._ancillary_bytes:
+        if takes_descriptors:
             self._descriptors.add(
                 received_rights(ancillary),
                 is_cut=bool(flags & socket.MSG_CTRUNC),

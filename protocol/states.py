@@ -33,7 +33,7 @@ class Role(Enum):
 
     CLIENT = "client"
     PREFILLD_CLIENT = "prefilld to a client"
-    DECODED_CLIENT = "decoded to a client"
+    DECODED_CLIENT = "decoded to whoever connected"
     DECODED_MIGRATED = "decoded to a client that was handed over"
     PREFILLD_LINK = "prefilld on the link"
     DECODED_LINK = "decoded on the link"
@@ -96,7 +96,12 @@ _ASK: Row = {
     m.StatusRequest: S.REPORTING,
     m.MetricsRequest: S.MEASURING,
 }
-_ASK_DECODED: Row = {m.StatusRequest: S.REPORTING, m.MetricsRequest: S.MEASURING}
+# Clients and prefilld knock at the same socket; HELLO turns the role into DECODED_LINK.
+_ASK_DECODED: Row = {
+    m.StatusRequest: S.REPORTING,
+    m.MetricsRequest: S.MEASURING,
+    m.Hello: S.GREETED,
+}
 
 
 def _answers(end: State) -> dict[State, Row]:
@@ -213,7 +218,7 @@ INCOMING: Final[Mapping[Role, UnionType]] = MappingProxyType(
     {
         Role.CLIENT: m.FromDaemon,
         Role.PREFILLD_CLIENT: m.ToPrefilld,
-        Role.DECODED_CLIENT: m.ToDecoded,
+        Role.DECODED_CLIENT: m.ToDecoded | m.Hello,
         Role.DECODED_MIGRATED: m.ToDecoded,
         Role.PREFILLD_LINK: m.LinkToPrefilld,
         Role.DECODED_LINK: m.LinkToDecoded,
@@ -225,7 +230,7 @@ MAX_RECEIVED_BYTES: Final[Mapping[Role, int]] = MappingProxyType(
     {
         Role.CLIENT: limits.MAX_REPLY_BODY_BYTES,
         Role.PREFILLD_CLIENT: limits.DEFAULT_MAX_REQUEST_BYTES,
-        Role.DECODED_CLIENT: limits.DEFAULT_MAX_REQUEST_BYTES,
+        Role.DECODED_CLIENT: limits.MAX_LINK_BODY_BYTES,  # it may turn out to be the link
         Role.DECODED_MIGRATED: limits.DEFAULT_MAX_REQUEST_BYTES,
         Role.PREFILLD_LINK: limits.MAX_LINK_BODY_BYTES,
         Role.DECODED_LINK: limits.MAX_LINK_BODY_BYTES,
