@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.kv.copy import copy_blocks
+from shared.kv.pull import copy_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -39,23 +39,6 @@ class LeaseState(Enum):
     """To be released and unreserved as soon as no copy runs."""
 
 
-@dataclass(slots=True, kw_only=True)
-class HeldLease(Generic[R]):
-    """One lease as decoded sees it."""
-
-    lease_id: int
-    slot: int
-    generation: int
-    state: LeaseState
-    sources: list[int] = field(default_factory=list)
-    """Blocks of prefilld's pool that may be read now, in the order of the prompt."""
-    targets: list[int] = field(default_factory=list)
-    """Our blocks for prompt and answer."""
-    num_copied: int = 0
-    is_copying: bool = False
-    request: R | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockCopy:
     """A bounded run of one lease's blocks to copy: `sources[i]` into `targets[i]`."""
@@ -112,6 +95,9 @@ class Pulled(Generic[R]):
 
     request: R
     blocks: list[int]
+    copy_start_ns: int = 0
+    copy_done_ns: int = 0
+    """When the first copy began and the last one ended, as `copied` was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +127,27 @@ Effect = (
 )
 
 
+@dataclass(slots=True, kw_only=True)
+class HeldLease(Generic[R]):
+    """One lease as decoded sees it."""
+
+    lease_id: int
+    slot: int
+    generation: int
+    state: LeaseState
+    sources: list[int] = field(default_factory=list)
+    """Blocks of prefilld's pool that may be read now, in the order of the prompt."""
+    targets: list[int] = field(default_factory=list)
+    """Our blocks for prompt and answer."""
+    num_copied: int = 0
+    is_copying: bool = False
+    copy_start_ns: int = 0
+    copy_done_ns: int = 0
+    request: R | None = None
+    rejection: SendReject[R] | None = None
+    """What ends the lease in place of RELEASE, where its HANDOFF cannot be adopted."""
+
+
 class Intake(Generic[R]):
     """The table of held leases of one link.
 
@@ -154,6 +161,11 @@ class Intake(Generic[R]):
         self._is_link_lost = False
         self.seen = 0
         """First CHUNKs of a lease, and HANDOFFs, read on this link (`Credits.seen`)."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no lease is left, so that no block of the mapping will be read again."""
+        return not self._leases
 
     @property
     def held(self) -> list[int]:
@@ -171,7 +183,14 @@ class Intake(Generic[R]):
         return lease is not None and lease.num_copied == len(lease.sources)
 
     def chunk(
-        self, *, lease_id: int, slot: int, generation: int, first: int, blocks: list[int], total: int
+        self,
+        *,
+        lease_id: int,
+        slot: int,
+        generation: int,
+        first: int,
+        blocks: list[int],
+        total: int,
     ) -> list[Effect[R]]:
         """Take note of blocks that may be read; the first CHUNK of a lease reserves `total`."""
         lease = self._leases.get(lease_id)
@@ -215,12 +234,8 @@ class Intake(Generic[R]):
         if lease is None or lease.state is LeaseState.DECLINED:
             targets = self._reserve(total)
             if targets is None:
-                self._leases.pop(lease_id, None)
-                return [
-                    SendReject(
-                        lease_id, "no-room", f"no room for a sequence of {total} blocks", request
-                    )
-                ]
+                text = f"no room for a sequence of {total} blocks"
+                return self.reject(lease_id, "no-room", text, request)
             lease = HeldLease(
                 lease_id=lease_id,
                 slot=slot,
@@ -230,17 +245,32 @@ class Intake(Generic[R]):
             )
             self._leases[lease_id] = lease
         if lease.state is not LeaseState.RESERVED:
-            return [
-                Ignored("handoff", lease_id),
-                SendReject(lease_id, "unexpected-message", "the lease is ending", request),
-            ]
+            return self.reject(lease_id, "unexpected-message", "the lease is taken", request)
+        if len(blocks) > len(lease.targets) or lease.sources != blocks[: len(lease.sources)]:
+            return self.reject(
+                lease_id, "invalid-message", "HANDOFF contradicts what CHUNKs named", request
+            )
         lease.sources = list(blocks)
         lease.state = LeaseState.ADOPTED
         lease.request = request
         return [SendAdopt(lease_id, request), *self._when_copied(lease)]
 
+    def handoff_without_descriptor(self, lease_id: int, request: R) -> list[Effect[R]]:
+        """Reject a HANDOFF whose client's connection did not arrive with it."""
+        self.seen += 1
+        return self.reject(lease_id, "fd-lost", "the descriptor did not arrive", request)
+
+    def reject(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
+        """Do not take a HANDOFF; what was reserved for it goes back, after any copy in flight."""
+        rejection = SendReject(lease_id, code, message, request)
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state in (LeaseState.ADOPTED, LeaseState.ENDING):
+            return [Ignored("handoff", lease_id), rejection]
+        lease.rejection = rejection
+        return self._end(lease)
+
     def abort(self, lease_id: int) -> list[Effect[R]]:
-        """prefilld takes the lease back; an adopted one is ours to finish, and is released then."""
+        """Prefilld takes the lease back; an adopted one is ours to finish, and is released then."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.state in (LeaseState.ADOPTED, LeaseState.ENDING):
             return [Ignored("abort", lease_id)]
@@ -288,15 +318,21 @@ class Intake(Generic[R]):
             )
         return copies
 
-    def copied(self, copy: BlockCopy, *, is_valid: bool) -> list[Effect[R]]:
+    def copied(
+        self, copy: BlockCopy, *, is_valid: bool, start_ns: int = 0, done_ns: int = 0
+    ) -> list[Effect[R]]:
         """Take note that a copy is complete.
 
         Args:
             copy: What `next_copies` gave.
             is_valid: The lease's generation stood on the control page before and after it.
+            start_ns: When it began, on CLOCK_MONOTONIC.
+            done_ns: When it ended.
         """
         lease = self._leases[copy.lease_id]
         lease.is_copying = False
+        lease.copy_start_ns = lease.copy_start_ns or start_ns
+        lease.copy_done_ns = done_ns
         if lease.state is LeaseState.ENDING:
             return self._end(lease)
         if is_valid:
@@ -312,7 +348,8 @@ class Intake(Generic[R]):
             return []
         assert lease.request is not None
         del self._leases[lease.lease_id]
-        return [*self._release(lease), Pulled(lease.request, lease.targets)]
+        pulled = Pulled(lease.request, lease.targets, lease.copy_start_ns, lease.copy_done_ns)
+        return [*self._release(lease), pulled]
 
     def _decline(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """Revoked before it was handed off: keep the lease, without blocks, for its ABORT."""
@@ -330,4 +367,6 @@ class Intake(Generic[R]):
         return [*self._release(lease), *unreserve]
 
     def _release(self, lease: HeldLease[R]) -> list[Effect[R]]:
+        if lease.rejection is not None:
+            return [lease.rejection]  # also over a lost link: its descriptor must be closed
         return [] if self._is_link_lost else [SendRelease(lease.lease_id)]

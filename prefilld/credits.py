@@ -58,7 +58,9 @@ class CreditAccount:
             ValueError: decoded claims to have seen more than was sent.
         """
         if seen > self._num_sent:
-            raise ValueError(f"decoded saw {seen} reservations, but only {self._num_sent} were sent")
+            raise ValueError(
+                f"decoded saw {seen} reservations, but only {self._num_sent} were sent"
+            )
         self._free_blocks, self._free_sequences = free_blocks, free_sequences
         while len(self._unseen) > self._num_sent - seen:
             self._unseen.popleft()

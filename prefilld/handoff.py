@@ -23,27 +23,26 @@ from typing import TYPE_CHECKING, Protocol
 from prefilld.credits import CreditAccount
 from prefilld.request import Request, RequestState
 from protocol import messages as wire
+from shared.clock import NS_PER_S
 from shared.kv.allocator import BlockAllocator, BlockState
-from shared.kv.leases import (
+from shared.kv.lease_states import (
     CloseClient,
     Effect,
     FreeBlocks,
     Ignored,
-    LeaseTable,
     PublishGeneration,
     Quarantine,
     ReturnRequest,
     SendAbort,
 )
+from shared.kv.leases import Lease, LeaseTable
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
+    from prefilld.metrics import PrefillMetrics
     from shared.clock import Clock
     from shared.kv.control_page import ControlPage
-    from shared.metrics import Metrics
-
-NS_PER_S = 1_000_000_000
 
 
 class LinkSender(Protocol):
@@ -78,7 +77,7 @@ class HandoffDesk:
         control_page: ControlPage,
         clock: Clock,
         log: FilteringBoundLogger,
-        metrics: Metrics,
+        metrics: PrefillMetrics,
         on_blocks_freed: Callable[[], None],
         on_adopted: Callable[[Request], None],
         on_rejected: Callable[[Request, str, str], None],
@@ -121,10 +120,13 @@ class HandoffDesk:
             grace_s: Otherwise, how long its blocks stay quarantined.
         """
         self._link = None
-        self._carry_out(self._leases.link_lost(peer_is_gone, self._now_s(), grace_s))
+        effects = self._leases.link_lost(
+            peer_is_gone=peer_is_gone, now_s=self._now_s(), grace_s=grace_s
+        )
+        self._carry_out(effects, cause="link-lost")
 
     def peer_gone(self) -> None:
-        """decoded's process is proved dead: what was quarantined for it is free."""
+        """Decoded's process is proved dead: what was quarantined for it is free."""
         self._carry_out(self._leases.peer_gone())
 
     def expire(self) -> None:
@@ -132,7 +134,7 @@ class HandoffDesk:
         self._carry_out(self._leases.expire(self._now_s()))
 
     def peer_drains(self) -> None:
-        """decoded will take nothing new; requests wait for its successor."""
+        """Decoded will take nothing new; requests wait for its successor."""
         self._is_peer_draining = True
 
     def update_credits(self, room: wire.Credits) -> None:
@@ -176,9 +178,9 @@ class HandoffDesk:
             self._open_lease(request)
             self._credits.spend(request.prompt.total_blocks)
             request.is_reserved = True
-        if not request.is_reserved or request.lease_id is None:
+        if not request.is_reserved:
             return
-        lease = self._leases.get(request.lease_id)
+        lease = self._lease_of(request)
         self._leases.chunk_sent(lease.lease_id)
         self._link.send(
             wire.Chunk(
@@ -192,6 +194,7 @@ class HandoffDesk:
             )
         )
         request.chunked_blocks = num_complete
+        self._metrics.chunks.inc()
 
     def ready(self, request: Request) -> None:
         """Queue a request whose first token is known; `pump` hands it over."""
@@ -230,31 +233,32 @@ class HandoffDesk:
         assert self._link is not None
         if request.lease_id is None:
             self._open_lease(request)
-        assert request.lease_id is not None
         if request.is_reserved:
             self._credits.spend_reserved()
         else:
             self._credits.spend(request.prompt.total_blocks)
-        lease = self._leases.get(request.lease_id)
+        lease = self._lease_of(request)
         self._leases.handoff_sent(lease.lease_id)
         self._ready.remove(request)
         request.state = RequestState.SENT
-        with request.client.handing_over() as (descriptor, residue):
-            self._link.send(
-                wire.Handoff(
-                    epoch=self._epoch,
-                    lease=lease.lease_id,
-                    slot=lease.slot,
-                    generation=lease.generation,
-                    blocks=request.blocks,
-                    num_tokens=request.num_tokens,
-                    total_blocks=request.prompt.total_blocks,
-                    request=_state_of(request),
-                    residue=residue,
-                    sent_ns=self._clock.monotonic_ns(),
-                ),
-                (descriptor,),
-            )
+        request.sent_ns = self._clock.monotonic_ns()
+        detached = request.client.detach()
+        self._link.send(
+            wire.Handoff(
+                epoch=self._epoch,
+                lease=lease.lease_id,
+                slot=lease.slot,
+                generation=lease.generation,
+                blocks=request.blocks,
+                num_tokens=request.num_tokens,
+                total_blocks=request.prompt.total_blocks,
+                request=_state_of(request),
+                residue=detached.residue,
+                sent_ns=request.sent_ns,
+            ),
+            (detached.socket.fileno(),),
+        )
+        self._metrics.handoffs.inc()
         self._log.info(
             "handoff.sent",
             request_id=request.id,
@@ -266,23 +270,23 @@ class HandoffDesk:
     # --- decoded's answers ----------------------------------------------------------------
 
     def on_nochunk(self, lease_id: int) -> None:
-        """decoded had no room to reserve: this lease's blocks are taken at HANDOFF."""
+        """Decoded had no room to reserve: this lease's blocks are taken at HANDOFF."""
         request = self._leased.get(lease_id)
         if request is not None:
             request.is_reserved = False
         self._carry_out(self._leases.nochunk(lease_id))
 
     def on_adopt(self, lease_id: int) -> None:
-        """decoded owns the stream."""
+        """Decoded owns the stream."""
         self._carry_out(self._leases.adopt(lease_id))
 
     def on_release(self, lease_id: int) -> None:
-        """decoded will not read the blocks again."""
+        """Decoded will not read the blocks again."""
         self._carry_out(self._leases.release(lease_id))
 
     def on_reject(self, lease_id: int, code: str, message: str) -> None:
-        """decoded did not take the request."""
-        self._carry_out(self._leases.reject(lease_id), code=code, message=message)
+        """Decoded did not take the request."""
+        self._carry_out(self._leases.reject(lease_id), cause=code, message=message)
 
     # --- effects --------------------------------------------------------------------------
 
@@ -293,8 +297,19 @@ class HandoffDesk:
         self._allocator.move(request.blocks, BlockState.LEASED)
         self._carry_out(effects)
 
-    def _carry_out(self, effects: Sequence[Effect], *, code: str = "", message: str = "") -> None:
-        """Do what the lease table decided, in its order; `code` and `message` are a REJECT's."""
+    def _lease_of(self, request: Request) -> Lease:
+        lease = None if request.lease_id is None else self._leases.get(request.lease_id)
+        assert lease is not None, f"request {request.id} has no lease"
+        return lease
+
+    def _carry_out(self, effects: Sequence[Effect], *, cause: str = "", message: str = "") -> None:
+        """Do what the lease table decided, in its order.
+
+        Args:
+            effects: What the table returned.
+            cause: Why requests come back: the code of a REJECT, or `link-lost`.
+            message: What decoded said beside its code.
+        """
         has_freed = False
         for effect in effects:
             match effect:
@@ -315,30 +330,40 @@ class HandoffDesk:
                 case CloseClient(lease_id=lease_id):
                     self._adopted(self._leased.pop(lease_id))
                 case ReturnRequest(lease_id=lease_id):
-                    self._returned(self._leased.pop(lease_id), code, message)
-                case Ignored(kind=kind, lease_id=lease_id):
-                    self._metrics.ignored(kind)
-                    self._log.debug("lease.ignored", kind=kind, lease_id=lease_id)
+                    self._returned(self._leased.pop(lease_id), cause, message)
+                case Ignored(kind=event, lease_id=lease_id):
+                    self._metrics.ignored.labels(event.value).inc()
+                    self._log.debug("lease.ignored", what=event.value, lease_id=lease_id)
         if has_freed:
             self._on_blocks_freed()
 
     def _adopted(self, request: Request) -> None:
         request.state = RequestState.ENDED
-        request.client.close_duplicate()
-        self._log.info("handoff.adopted", request_id=request.id, lease_id=request.lease_id)
+        request.client.drop_duplicate()
+        waited_ns = self._clock.monotonic_ns() - request.sent_ns
+        self._metrics.adopted.inc()
+        self._metrics.adopt_seconds.observe(waited_ns / NS_PER_S)
+        self._log.info(
+            "handoff.adopted",
+            request_id=request.id,
+            lease_id=request.lease_id,
+            waited_us=waited_ns // 1000,
+        )
         self._on_adopted(request)
 
-    def _returned(self, request: Request, code: str, message: str) -> None:
+    def _returned(self, request: Request, cause: str, message: str) -> None:
         """The lease is over, its blocks are the request's again."""
         self._allocator.move(request.blocks, BlockState.ACTIVE)
         request.lease_id, request.chunked_blocks, request.is_reserved = None, 0, False
         if request.state is not RequestState.SENT:
             return  # its prefill is still running, or it waits in the queue already
         request.client.take_back()
-        if code:
-            self._on_rejected(request, code, message)
-        else:
+        self._metrics.returned.labels(cause).inc()
+        self._log.warning("handoff.returned", request_id=request.id, cause=cause, said=message)
+        if cause == "link-lost":
             self.ready(request)
+        else:
+            self._on_rejected(request, cause, message)
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / NS_PER_S

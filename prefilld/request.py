@@ -1,9 +1,9 @@
 """A request while it is prefilld's: what was asked, how far it got, and when.
 
-    WAITING ──its blocks are free──► RUNNING ──first token──► READY ──HANDOFF──► SENT ──ADOPT──► gone
-       ▲                                                        │  ▲                │
-       └── (never back)                                         │  └──── link lost, REJECT
-                                                                └──► ended here: END or ERROR
+WAITING ──its blocks are free──► RUNNING ──first token──► READY ──HANDOFF──► SENT ──ADOPT──► gone
+   ▲                                                        │  ▲                │
+   └── (never back)                                         │  └──── link lost, REJECT
+                                                            └──► ended here: END or ERROR
 """
 
 from __future__ import annotations
@@ -62,16 +62,18 @@ class Request:
     arrived_ns: int
     deadline_s: float
     """When to stop waiting for its next state, on the monotonic clock."""
+    assembler: AnswerAssembler
     state: RequestState = RequestState.WAITING
     blocks: list[int] = field(default_factory=list)
     computed_tokens: int = 0
     started_ns: int = 0
     first_token_ns: int = 0
+    sent_ns: int = 0
+    """When HANDOFF was given to the link."""
     answer_ids: list[int] = field(default_factory=list)
     """The answer so far: resumed ids, then the first token."""
     delivered: int = 0
     """How many of `answer_ids` the client has."""
-    assembler: AnswerAssembler | None = None
     lease_id: int | None = None
     """The lease under which decoded may read `blocks`, once one is open."""
     chunked_blocks: int = 0

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared.daemon.fingerprint import Fields, fingerprint, fingerprint_fields
 from shared.kv.layout import KVLayout
-from shared.model.catalog import resolve_model
-from shared.model.chat_template import ChatTemplate
+from shared.model.fetch import resolve_model
 from shared.model.llama import Llama
 from shared.model.loader import load_model_file
 from shared.ops.sampling import SamplingParams
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     from protocol.messages import Sampling
     from shared.config import Config
+    from shared.model.chat_template import ChatTemplate
     from shared.model.spec import ModelSpec
     from shared.model.tokenizer import Tokenizer
 
@@ -67,13 +67,12 @@ def load_model_host(
         dtype=config.model.dtype,
     )
     fields = fingerprint_fields(spec=spec, content_id=loaded.content_id, layout=layout)
-    template = None if loaded.chat_template is None else ChatTemplate(loaded.chat_template)
     return ModelHost(
         name=config.model.path,
         spec=spec,
         model=Llama(spec, loaded.tensors),
         tokenizer=loaded.tokenizer,
-        template=template,
+        template=loaded.chat_template,
         layout=layout,
         fields=fields,
         fingerprint=fingerprint(fields),

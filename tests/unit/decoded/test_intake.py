@@ -40,9 +40,7 @@ def make(num_blocks: int = 10) -> tuple[Intake[str], Room]:
 
 
 def chunk(intake: Intake[str], first: int, blocks: list[int], total: int = 4) -> list[Effect[str]]:
-    return intake.chunk(
-        lease_id=7, slot=0, generation=1, first=first, blocks=blocks, total=total
-    )
+    return intake.chunk(lease_id=7, slot=0, generation=1, first=first, blocks=blocks, total=total)
 
 
 def handoff(
@@ -117,7 +115,7 @@ def test_an_aborted_reservation_is_released_after_any_copy_in_flight(*, is_copyi
 
 
 def test_an_aborted_lease_that_was_declined_is_still_released_once() -> None:
-    """prefilld waits for exactly one RELEASE after each ABORT, whatever became of the lease."""
+    """Prefilld waits for exactly one RELEASE after each ABORT, whatever became of the lease."""
     intake, _ = make(num_blocks=1)
     chunk(intake, 0, [21])
     assert intake.abort(7) == [SendRelease(7)]
@@ -174,8 +172,39 @@ def test_a_chunk_that_leaves_a_gap_is_ignored() -> None:
     assert chunk(intake, 2, [23]) == [Ignored("chunk", 7)]
 
 
+def test_a_handoff_without_its_descriptor_is_rejected_after_any_copy_in_flight() -> None:
+    """REJECT implies RELEASE, so it must not leave while the blocks are being read."""
+    intake, _ = make()
+    chunk(intake, 0, [21])
+    (copy,) = intake.next_copies(1)
+    assert intake.handoff_without_descriptor(7, "r") == []
+    assert intake.copied(copy, is_valid=True) == [
+        SendReject(7, "fd-lost", "the descriptor did not arrive", "r"),
+        Unreserve([1, 2, 3, 4]),
+    ]
+
+
+def test_a_handoff_that_contradicts_its_chunks_is_rejected() -> None:
+    """Other blocks were copied already, so the sequence would read another prompt."""
+    intake, _ = make()
+    chunk(intake, 0, [21])
+    first, second = handoff(intake, [99, 22])
+    assert isinstance(first, SendReject)
+    assert first.code == "invalid-message"
+    assert second == Unreserve([1, 2, 3, 4])
+
+
+def test_a_handoff_of_an_adopted_lease_is_rejected_and_harms_nothing() -> None:
+    intake, _ = make()
+    handoff(intake, [21])
+    ignored, rejected = handoff(intake, [21])
+    assert ignored == Ignored("handoff", 7)
+    assert isinstance(rejected, SendReject)
+    assert copy_all(intake) == [SendRelease(7), Pulled("r", [1, 2, 3, 4])]
+
+
 def test_seen_counts_what_reserves() -> None:
-    """prefilld subtracts what it sent since, so both must count the same frames."""
+    """Prefilld subtracts what it sent since, so both must count the same frames."""
     intake, _ = make()
     chunk(intake, 0, [21])
     chunk(intake, 1, [22])
@@ -227,9 +256,7 @@ def test_every_lease_ends_once_and_every_block_comes_back(
         if name == "chunk" and told.get(lease_id) is None:
             told[lease_id] = 1
             carry_out(
-                intake.chunk(
-                    lease_id=lease_id, slot=0, generation=1, first=0, blocks=[50], total=3
-                )
+                intake.chunk(lease_id=lease_id, slot=0, generation=1, first=0, blocks=[50], total=3)
             )
         elif name == "handoff" and lease_id not in adopted and told.get(lease_id) != 0:
             told[lease_id] = 1
@@ -254,4 +281,3 @@ def test_every_lease_ends_once_and_every_block_comes_back(
     assert sorted(room.free) == list(range(1, num_blocks + 1))
     if not is_link_lost:
         assert set(told.values()) <= {0}
-

@@ -22,7 +22,7 @@ def test_what_is_on_its_way_is_subtracted_until_it_was_seen() -> None:
 
 
 def test_a_frame_that_crossed_ours_promises_nothing_twice() -> None:
-    """decoded counted before it read our CHUNK: its 10 blocks still contain our 6."""
+    """Decoded counted before it read our CHUNK: its 10 blocks still contain our 6."""
     account = CreditAccount()
     account.update(free_blocks=10, free_sequences=2, seen=0)
     account.spend(6)

@@ -1,0 +1,219 @@
+"""Judges what prefilld says before it is believed: HELLO as a whole, and each message's numbers.
+
+Pure.  The first difference that is found is named with both sides' values, so that whoever reads
+the refusal knows what to change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol import messages as wire
+from protocol.errors import InvalidMessageError
+from protocol.limits import VERSION
+from shared.daemon.fingerprint import first_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from shared.kv.layout import KVLayout
+
+
+def judge_hello(
+    hello: wire.Hello,
+    *,
+    instance: wire.Instance,
+    uid: int,
+    allowed_uids: Collection[int],
+    fields: Mapping[str, object],
+) -> wire.Refuse | None:
+    """Return why a link is refused, or None.
+
+    Args:
+        hello: What prefilld says.
+        instance: This process.
+        uid: prefilld's user, as the kernel tells it.
+        allowed_uids: Users whose prefilld may open the link.
+        fields: What this daemon's fingerprint is made of.
+    """
+    theirs = hello.instance
+    if uid not in allowed_uids:
+        return _refuse(
+            "credentials",
+            "uid",
+            ours=", ".join(map(str, sorted(allowed_uids))),
+            theirs=uid,
+            message="run both daemons as one user, or set [decoded] link_uid",
+        )
+    if hello.version != VERSION:
+        return _refuse(
+            "version",
+            "version",
+            ours=VERSION,
+            theirs=hello.version,
+            message="install the same kvpair for both daemons and restart them",
+        )
+    if theirs.boot_id != instance.boot_id:
+        return _refuse(
+            "host",
+            "boot_id",
+            ours=instance.boot_id,
+            theirs=theirs.boot_id,
+            message="both daemons must run on one host: memory is not shared between two",
+        )
+    if theirs == instance:
+        return _refuse(
+            "self-connect",
+            "instance",
+            ours=instance.pid,
+            theirs=theirs.pid,
+            message="[decoded] socket is this daemon's own",
+        )
+    if theirs.pid == instance.pid:
+        return _refuse(
+            "same-pid",
+            "pid",
+            ours=instance.pid,
+            theirs=theirs.pid,
+            message="share the PID namespace, or start the daemons under an init",
+        )
+    if hello.backend != "memfd":
+        return _refuse(
+            "backend",
+            "backend",
+            ours="memfd",
+            theirs=hello.backend,
+            message="set the same [pool] backend for both daemons",
+        )
+    name = first_difference(fields, hello.fields)
+    if name is not None:
+        return _refuse(
+            "fingerprint",
+            name,
+            ours=fields.get(name, "absent"),
+            theirs=hello.fields.get(name, "absent"),
+            message="give both daemons the same configuration and model, and restart them",
+        )
+    return None
+
+
+def link_busy(*, pid: int) -> wire.Refuse:
+    """Return the refusal of a second link.
+
+    Args:
+        pid: prefilld's whose link lives.
+    """
+    return _refuse(
+        "link-busy",
+        "peer",
+        ours=pid,
+        theirs="another",
+        message=f"prefilld {pid} has the link; stop it first",
+    )
+
+
+def contradiction(text: str) -> wire.Refuse:
+    """Return the refusal of a link whose messages contradict each other."""
+    return _refuse(
+        "invalid-message",
+        "message",
+        ours="",
+        theirs=text,
+        message="prefilld contradicts itself; see its log, both must run the same version",
+    )
+
+
+def descriptors_lost() -> wire.Refuse:
+    """Return the refusal of a MAP without its descriptors."""
+    return _refuse(
+        "fd-lost",
+        "descriptors",
+        ours="0",
+        theirs="2",
+        message="decoded has no descriptor left; raise its limit (LimitNOFILE, ulimit -n)",
+    )
+
+
+def unmappable(text: str) -> wire.Refuse:
+    """Return the refusal of a pool that cannot be mapped."""
+    return _refuse("size", "pool", ours=text, theirs="", message="restart both daemons")
+
+
+def too_slow(floor_gb_s: float, read_gb_s: float) -> wire.Refuse:
+    """Return the refusal of a mapping that reads slower than any healthy one."""
+    return _refuse(
+        "slow-link",
+        "bandwidth_gb_s",
+        ours=f"at least {floor_gb_s:g} ([link] min_bandwidth_gb_s)",
+        theirs=f"{read_gb_s:.3g}",
+        message="the path between the pools is not the one that was configured",
+    )
+
+
+def check_chunk(message: wire.Chunk, layout: KVLayout, num_slots: int) -> None:
+    """Hold a CHUNK's numbers against the pool that MAP described.
+
+    Raises:
+        InvalidMessageError: A number is outside the pool or contradicts another.
+    """
+    _check_lease(message.slot, message.blocks, message.total_blocks, layout, num_slots)
+    if message.first + len(message.blocks) > message.total_blocks:
+        raise InvalidMessageError(
+            f"chunk: {len(message.blocks)} blocks from {message.first} exceed "
+            f"{message.total_blocks}"
+        )
+
+
+def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab_size: int) -> None:
+    """Hold a HANDOFF's numbers against the pool, the model and each other.
+
+    Raises:
+        InvalidMessageError: A number is out of range or contradicts another.
+    """
+    _check_lease(message.slot, message.blocks, message.total_blocks, layout, num_slots)
+    request = message.request
+    if len(message.blocks) != layout.num_blocks_for(message.num_tokens) or not message.blocks:
+        raise InvalidMessageError(
+            f"handoff: {message.num_tokens} tokens do not fill {len(message.blocks)} blocks "
+            f"of {layout.block_size}"
+        )
+    # The last id is sampled and not computed; all before it are in the blocks.
+    if not request.ids or message.num_tokens != request.prompt_tokens + len(request.ids) - 1:
+        raise InvalidMessageError(
+            f"handoff: {request.prompt_tokens} prompt tokens and {len(request.ids)} of the answer "
+            f"do not make {message.num_tokens} computed ones"
+        )
+    most_tokens = request.prompt_tokens + request.max_tokens
+    if message.total_blocks < layout.num_blocks_for(most_tokens):
+        raise InvalidMessageError(
+            f"handoff: {message.total_blocks} blocks cannot hold {most_tokens} tokens"
+        )
+    if request.delivered > len(request.ids):
+        raise InvalidMessageError(
+            f"handoff: {request.delivered} of {len(request.ids)} ids cannot have been delivered"
+        )
+    if request.sampling.seed is None:
+        raise InvalidMessageError("handoff: the seed is not resolved")
+    if max(request.ids) >= vocab_size:
+        raise InvalidMessageError(
+            f"handoff: token id {max(request.ids)} is outside the vocabulary of {vocab_size}"
+        )
+
+
+def _check_lease(
+    slot: int, blocks: list[int], total_blocks: int, layout: KVLayout, num_slots: int
+) -> None:
+    if slot >= num_slots:
+        raise InvalidMessageError(f"slot {slot} is not on a control page of {num_slots}")
+    if blocks and max(blocks) >= layout.num_blocks:
+        raise InvalidMessageError(
+            f"block {max(blocks)} is not in a pool of {layout.num_blocks} blocks"
+        )
+    if len(set(blocks)) != len(blocks):
+        raise InvalidMessageError("a block is named twice")
+    if len(blocks) > total_blocks:
+        raise InvalidMessageError(f"{len(blocks)} blocks are named of {total_blocks} in all")
+
+
+def _refuse(code: str, field: str, *, ours: object, theirs: object, message: str) -> wire.Refuse:
+    return wire.Refuse(code=code, field=field, ours=str(ours), theirs=str(theirs), message=message)

@@ -1,0 +1,241 @@
+"""decoded put together: what it is made of, how it comes up, who may knock, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from decoded.admittance import judge_hello, link_busy
+from decoded.link import LinkSession
+from decoded.metrics import DecodeMetrics
+from decoded.serving import Serving
+from decoded.visitor import Visitor
+from protocol import messages as wire
+from protocol.acceptor import Acceptor
+from shared.clock import NS_PER_S
+from shared.daemon.instance import this_instance
+from shared.daemon.listening import open_listener
+from shared.daemon.model_host import ModelHost, load_model_host
+from shared.daemon.status import pool_status
+from shared.engine.runner import ModelRunner
+from shared.engine.thread import EngineThread
+from shared.kv.allocator import BlockAllocator
+from shared.kv.pool import LocalPool
+from shared.service.frame import DaemonState, Service
+
+if TYPE_CHECKING:
+    import socket
+
+    from protocol.listener import Listener
+
+SWEEP_S = 0.1
+"""Pause between two looks at deadlines; all of them are seconds."""
+
+
+async def run(service: Service) -> None:
+    """Run decoded until it was told to stop and has finished what it had adopted."""
+    listener = open_listener(service.socket_path)
+    engine = EngineThread(num_threads=service.config.decoded.threads)
+    app = Decoded(service, engine, listener)
+    try:
+        await app.serve()
+    finally:
+        app.close()
+        await engine.stop()
+
+
+class Decoded:
+    """The daemon.
+
+    Args:
+        service: The frame that it runs in.
+        engine: Its engine thread.
+        listener: Its socket, bound before anything is loaded; prefilld's HELLO waits.
+    """
+
+    def __init__(self, service: Service, engine: EngineThread, listener: Listener) -> None:
+        self._service, self._engine, self._listener = service, engine, listener
+        self._metrics = DecodeMetrics(service.metrics)
+        self._loop = asyncio.get_running_loop()
+        self._instance = this_instance()
+        self._visitors: set[Visitor] = set()
+        self._loaded = asyncio.Event()
+        self._host: ModelHost | None = None
+        self._allocator: BlockAllocator | None = None
+        self._serving: Serving | None = None
+        self._acceptor = Acceptor(
+            listener.socket,
+            self._on_connection,
+            loop=self._loop,
+            on_exhausted=lambda error: service.log.error("listener.exhausted", error=str(error)),
+        )
+
+    async def serve(self) -> None:
+        """Load, then serve until the daemon drains and nothing is left."""
+        self._serving = await self._load()
+        self._service.spawn(self._serving.decode_loop(), name="decode")
+        self._service.spawn(self._sweep(self._serving), name="sweep")
+        self._service.set_state(DaemonState.WAITING)
+        self._loaded.set()
+        await self._service.draining.wait()
+        for session in self._serving.sessions:
+            if session.is_open:
+                session.send(wire.Drain())
+        while not self._serving.is_idle:
+            await asyncio.sleep(SWEEP_S)
+
+    def close(self) -> None:
+        """End everything at once: what is left is told that the daemon stops."""
+        self._acceptor.stop()
+        self._listener.close()
+        if self._serving is not None:
+            self._serving.end_all("draining", "decoded is shutting down")
+        for visitor in list(self._visitors):
+            visitor.close()
+
+    async def _load(self) -> Serving:
+        service, config = self._service, self._service.config
+        num_blocks = config.decoded.num_blocks
+        host = await self._engine.run(load_model_host, config, num_blocks=num_blocks)
+        pool = await self._engine.run(LocalPool, host.layout)
+        self._host, self._allocator = host, BlockAllocator(num_blocks)
+        service.log.info(
+            "model.loaded",
+            model=host.name,
+            fingerprint=host.fingerprint,
+            num_blocks=host.layout.num_blocks,
+            pool_bytes=host.layout.pool_bytes,
+        )
+        return Serving(
+            service=service,
+            host=host,
+            runner=ModelRunner(host.model, pool.kv, host.layout),
+            engine=self._engine,
+            pool=pool,
+            allocator=self._allocator,
+            metrics=self._metrics,
+        )
+
+    async def _sweep(self, serving: Serving) -> None:
+        """Look at every deadline, for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = self._service.clock.monotonic_ns() / NS_PER_S
+            serving.expire(now_s)
+            for visitor in list(self._visitors):
+                if visitor.is_stalled(now_s, self._service.config.limits.client_stall_timeout_s):
+                    visitor.close()
+            if serving.is_idle and self._allocator is not None:
+                self._allocator.check_integrity()
+            has_link = any(session.is_open for session in serving.sessions)
+            self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
+
+    # --- who knocks --------------------------------------------------------------------------
+
+    def _on_connection(self, sock: socket.socket) -> None:
+        self._visitors.add(
+            Visitor(
+                sock,
+                loop=self._loop,
+                handler=self,
+                now_s=self._service.clock.monotonic_ns() / NS_PER_S,
+            )
+        )
+
+    def on_status(self, visitor: Visitor) -> None:
+        """Tell a client how we are."""
+        visitor.finish(wire.Status(status=self.status()))
+
+    def on_metrics(self, visitor: Visitor) -> None:
+        """Tell a client our metrics."""
+        visitor.finish(wire.Metrics(text=self._service.metrics.exposition()))
+
+    def on_hello(self, visitor: Visitor, hello: wire.Hello) -> None:
+        """Judge a link once there is a model to judge it by."""
+        self._service.spawn(self._greet(visitor, hello), name="hello")
+
+    def on_gone(self, visitor: Visitor, code: str | None) -> None:
+        """Forget a connection; `code` says what rule its peer broke."""
+        self._visitors.discard(visitor)
+        if code is not None:
+            self._metrics.protocol_errors.labels(code).inc()
+            self._service.log.warning("visitor.refused", code=code)
+
+    async def _greet(self, visitor: Visitor, hello: wire.Hello) -> None:
+        await self._loaded.wait()
+        assert self._host is not None
+        assert self._serving is not None
+        credentials = visitor.credentials
+        refusal = judge_hello(
+            hello,
+            instance=self._instance,
+            uid=credentials.uid,
+            allowed_uids=self._allowed_uids(),
+            fields=self._host.fields,
+        ) or self._refuse_second(self._serving)
+        if refusal is not None:
+            self._metrics.links_refused.labels(refusal.code).inc()
+            self._service.log.warning(
+                "link.refused",
+                code=refusal.code,
+                field=refusal.field,
+                ours=refusal.ours,
+                theirs=refusal.theirs,
+            )
+            visitor.finish(refusal)
+            return
+        session = LinkSession(
+            service=self._service,
+            engine=self._engine,
+            host=self._host,
+            socket=visitor.socket,
+            hello=hello,
+            pid=credentials.pid,
+            intake=self._serving.new_intake(),
+            handler=self._serving,
+            loop=self._loop,
+        )
+        held = self._serving.held_leases(hello.epoch)
+        self._serving.add_session(session)
+        visitor.become(session)
+        session.welcome(
+            self._instance, held=held, pool_blocks=self._service.config.decoded.num_blocks - 1
+        )
+        self._metrics.links.inc()
+
+    def _refuse_second(self, serving: Serving) -> wire.Refuse | None:
+        """Keep one link at a time: a living one refuses others, a dead one gives way."""
+        for session in serving.sessions:
+            if session.is_lost:
+                continue
+            if not session.is_peer_gone:
+                return link_busy(pid=session.pid)
+            session.give_way()
+        return None
+
+    def _allowed_uids(self) -> set[int]:
+        link_uid = self._service.config.decoded.link_uid
+        return {os.geteuid(), 0} | ({link_uid} if link_uid is not None else set())
+
+    # --- status ------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, object]:
+        """Return the tree that STATUS tells; `decoded/README.md` explains it."""
+        status = self._service.status() | {
+            "device": "cpu",
+            "model": self._service.config.model.path,
+        }
+        host, allocator, serving = self._host, self._allocator, self._serving
+        if host is None or allocator is None or serving is None:
+            return status
+        living = [session for session in serving.sessions if not session.is_lost]
+        link = living[0].status() if living else {"state": "waiting"}
+        epoch = living[0].epoch.hex() if living else None
+        return status | {
+            "fingerprint": host.fingerprint,
+            "epoch": epoch,
+            "pool": pool_status(allocator, host.layout),
+            "sequences": serving.sequences_status(),
+            "link": link,
+        }

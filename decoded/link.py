@@ -1,0 +1,349 @@
+"""One link as decoded sees it: answers HELLO, maps and proves the pool, passes messages on.
+
+A session outlives its connection: what was adopted is still pulled from the mapping after prefilld has
+died, and only then is the mapping closed.  So the link of a new epoch can be open while blocks of an
+old one are still being read; each session has its own mapping, control page and book of leases.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from decoded.admittance import (
+    check_chunk,
+    check_handoff,
+    contradiction,
+    descriptors_lost,
+    too_slow,
+    unmappable,
+)
+from protocol import messages as wire
+from protocol.errors import InvalidMessageError
+from shared.clock import NS_PER_S
+from shared.daemon.keepalive import Keepalive, Verdict
+from shared.daemon.peer_watch import PeerWatch
+from shared.kv.control_page import ControlPageView
+from shared.kv.errors import LayoutError, PoolInUseError, PoolMappingError
+from shared.kv.memfd import MemfdMapping
+from shared.kv.proof import measure_bandwidth, read_digest
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from decoded.intake import BlockCopy, Intake
+    from decoded.sequence import Sequence
+    from protocol.closing import CloseReason
+    from protocol.sockets import MessageSocket
+    from shared.daemon.model_host import ModelHost
+    from shared.engine.thread import EngineThread
+    from shared.kv.layout import KVLayout
+    from shared.service.frame import Service
+
+
+class LinkHandler(Protocol):
+    """Who serves what comes over links."""
+
+    def on_chunk(self, session: LinkSession, message: wire.Chunk) -> None:
+        """Blocks of a running prefill may be read."""
+
+    def on_handoff(
+        self, session: LinkSession, message: wire.Handoff, descriptor: int | None
+    ) -> None:
+        """A request is ours, if its descriptor arrived and there is room."""
+
+    def on_abort(self, session: LinkSession, message: wire.Abort) -> None:
+        """Prefilld takes a lease back."""
+
+    def on_lost(self, session: LinkSession) -> None:
+        """The connection ended; its queue was read to the end."""
+
+    def credits(self, session: LinkSession) -> wire.Credits:
+        """Return what can still be taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Mapped:
+    pool: MemfdMapping
+    page: ControlPageView
+    digest: bytes
+    bandwidth_gb_s: float
+
+
+class LinkSession:
+    """A link from WELCOME until its last adopted block is copied.
+
+    Args:
+        socket: The connection, on which a HELLO that was not refused has just arrived.
+        hello: That message.
+        pid: The process at the other end, as seen from here.
+        intake: This link's book of leases.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        engine: EngineThread,
+        host: ModelHost,
+        socket: MessageSocket,
+        hello: wire.Hello,
+        pid: int,
+        intake: Intake[Sequence],
+        handler: LinkHandler,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._service, self._engine, self._host = service, engine, host
+        self._socket, self._handler = socket, handler
+        self.intake = intake
+        self.epoch = hello.epoch
+        self.pid = pid
+        self._watch = PeerWatch(pid=pid, start_time=hello.instance.start_time, loop=loop)
+        self._keepalive = Keepalive(
+            interval_s=service.config.link.ping_interval_s,
+            timeout_s=service.config.link.ping_timeout_s,
+            now_s=self._now_s(),
+        )
+        self._state = "handshake"
+        self._mapped: _Mapped | None = None
+        self._rtt_us: float | None = None
+        self._told: wire.Credits | None = None
+
+    # --- what others may know ----------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can come and answers can go."""
+        return self._state == "open"
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self._state == "lost"
+
+    @property
+    def is_peer_gone(self) -> bool:
+        """Whether prefilld's process is proved gone."""
+        return self._watch.is_gone
+
+    def status(self) -> dict[str, object]:
+        """Return what STATUS tells of the link."""
+        mapped = self._mapped
+        return {
+            "state": self._state,
+            "peer_pid": self.pid,
+            "access": "pull",
+            "bandwidth_gb_s": None if mapped is None else round(mapped.bandwidth_gb_s, 3),
+            "rtt_us": self._rtt_us,
+        }
+
+    # --- the pool ----------------------------------------------------------------------------
+
+    @property
+    def kv(self) -> Tensor:
+        """Prefilld's pool as mapped here; read-only."""
+        assert self._mapped is not None, "a lease came before the pool was mapped"
+        return self._mapped.pool.kv
+
+    def is_valid(self, copy: BlockCopy) -> bool:
+        """Whether prefilld has not taken the lease of this copy back."""
+        return self._mapped is not None and (self._mapped.page.read(copy.slot) == copy.generation)
+
+    def close_mapping(self) -> bool:
+        """Unmap the pool once nothing can be read from it any more; True when that is done."""
+        if not self.is_lost or not self.intake.is_empty:
+            return False
+        if self._mapped is not None:
+            try:
+                self._mapped.pool.close()
+            except PoolInUseError:  # the engine has not dropped its last tensor yet
+                return False
+            self._mapped.page.close()
+            self._mapped = None
+        return True
+
+    # --- life --------------------------------------------------------------------------------
+
+    def welcome(self, instance: wire.Instance, *, held: list[int], pool_blocks: int) -> None:
+        """Take the link."""
+        self._socket.send(
+            wire.Welcome(
+                instance=instance,
+                access="pull",
+                held=held,
+                pool_blocks=pool_blocks,
+                credits=self._credits(),
+            )
+        )
+
+    def send(self, message: wire.Message, *, on_sent: Callable[[], None] | None = None) -> None:
+        """Send a message; over a link that is lost it is dropped."""
+        self._socket.send(message, on_sent=on_sent)
+
+    def tell_credits(self) -> None:
+        """Tell prefilld about room that came free, if it was not told yet."""
+        if not self.is_open:
+            return
+        told, now = self._told, self._credits()
+        if told is None or (
+            now.free_blocks > told.free_blocks or now.free_sequences > told.free_sequences
+        ):
+            self.send(wire.CreditUpdate(credits=now))
+
+    def tick(self) -> None:
+        """Ask whether prefilld lives; to be called several times a ping interval."""
+        if not self.is_open:
+            return
+        match self._keepalive.check(self._now_s()):
+            case Verdict.SEND_PING:
+                self.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))
+            case Verdict.PEER_SILENT:
+                self._service.log.error(
+                    "link.silent", timeout_s=self._service.config.link.ping_timeout_s
+                )
+                self._socket.shutdown_read_and_drain()
+            case Verdict.FINE:
+                pass
+
+    def give_way(self) -> None:
+        """Read what a dead prefilld sent before it died, and end this link for the next one."""
+        self._socket.shutdown_read_and_drain()
+
+    def leave(self) -> None:
+        """Say BYE and close."""
+        if self.is_open:
+            self.send(wire.Bye())
+        if self._socket.is_open:
+            self._socket.close_when_flushed()
+        self._watch.close()
+
+    def refuse(self, refusal: wire.Refuse) -> None:
+        """Say why the link cannot be, and close it."""
+        self._service.log.error(
+            "link.refused",
+            code=refusal.code,
+            field=refusal.field,
+            ours=refusal.ours,
+            theirs=refusal.theirs,
+        )
+        self.send(refusal)
+        self._socket.close_when_flushed()
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def on_message(self, message: wire.Message, fds: list[int] | None) -> None:
+        """Take a message behind HELLO; its descriptors are ours to close or to pass on."""
+        self._keepalive.heard(self._now_s())
+        try:
+            self._dispatch(message, fds)
+        except InvalidMessageError as error:
+            for descriptor in fds or ():
+                with suppress(OSError):
+                    os.close(descriptor)
+            self.refuse(contradiction(str(error)))
+
+    def on_closed(self, reason: CloseReason) -> None:
+        """The connection ended, and its queue was read to the end."""
+        was_open = self.is_open
+        self._state, self._rtt_us = "lost", None
+        if was_open:
+            self._service.log.warning(
+                "link.lost",
+                reason=reason.kind.value,
+                error=None if reason.error is None else str(reason.error),
+                peer_is_gone=self.is_peer_gone,
+                num_held=len(self.intake.held),
+            )
+        self._watch.close()
+        self._handler.on_lost(self)
+
+    def _dispatch(self, message: wire.Message, fds: list[int] | None) -> None:
+        match message:
+            case wire.Map():
+                self._state = "mapping"
+                self._service.spawn(self._map(message, fds), name="map")
+            case wire.Chunk():
+                check_chunk(message, self._layout, self._num_slots)
+                self._handler.on_chunk(self, message)
+            case wire.Handoff():
+                vocab_size = self._host.spec.vocab_size
+                check_handoff(message, self._layout, self._num_slots, vocab_size)
+                self._handler.on_handoff(self, message, fds[0] if fds else None)
+            case wire.Abort():
+                self._handler.on_abort(self, message)
+            case wire.Ping(sent_ns=sent_ns):
+                self.send(wire.Pong(sent_ns=sent_ns, credits=self._credits()))
+            case wire.Pong(sent_ns=sent_ns):
+                self._rtt_us = round((self._service.clock.monotonic_ns() - sent_ns) / 1000, 1)
+            case wire.Refuse(code=code, message=text):
+                self._service.log.error("link.refused", code=code, reason=text)
+            case _:
+                pass  # BYE: the end of the stream follows
+
+    # --- hand-shake --------------------------------------------------------------------------
+
+    async def _map(self, message: wire.Map, fds: list[int] | None) -> None:
+        """Map the pool on the engine thread, read the proof through it, and say so."""
+        if fds is None:
+            self.refuse(descriptors_lost())
+            return
+        try:
+            mapped = await self._engine.run(_map_pool, message, fds, self._host)
+        except (PoolMappingError, LayoutError) as error:
+            self.refuse(unmappable(str(error)))
+            return
+        finally:
+            for descriptor in fds:
+                os.close(descriptor)
+        self._mapped = mapped
+        floor_gb_s = self._service.config.link.min_bandwidth_gb_s
+        if mapped.bandwidth_gb_s < floor_gb_s:
+            self.refuse(too_slow(floor_gb_s, mapped.bandwidth_gb_s))
+            return
+        if self.is_lost or not self._socket.is_open:
+            return
+        self._state = "open"
+        self.send(
+            wire.Mapped(
+                digest=mapped.digest,
+                bandwidth_gb_s=mapped.bandwidth_gb_s,
+                credits=self._credits(),
+            )
+        )
+        self._service.log.info(
+            "link.opened", peer_pid=self.pid, bandwidth_gb_s=round(mapped.bandwidth_gb_s, 3)
+        )
+
+    @property
+    def _layout(self) -> KVLayout:
+        assert self._mapped is not None, "the state tables put MAPPED before any lease"
+        return self._mapped.pool.layout
+
+    @property
+    def _num_slots(self) -> int:
+        assert self._mapped is not None, "the state tables put MAPPED before any lease"
+        return self._mapped.page.num_slots
+
+    def _credits(self) -> wire.Credits:
+        self._told = self._handler.credits(self)
+        return self._told
+
+    def _now_s(self) -> float:
+        return self._service.clock.monotonic_ns() / NS_PER_S
+
+
+def _map_pool(message: wire.Map, fds: list[int], host: ModelHost) -> _Mapped:
+    layout = host.layout.with_num_blocks(message.num_blocks)
+    pool = MemfdMapping.open(fds[0], layout, message.pool_bytes)
+    page = ControlPageView.open(fds[1], message.control_slots)
+    return _Mapped(
+        pool=pool,
+        page=page,
+        digest=read_digest(pool, message.proof_bytes),
+        bandwidth_gb_s=measure_bandwidth(pool),
+    )

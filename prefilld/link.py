@@ -1,0 +1,285 @@
+"""prefilld's end of the link: connects for ever, keeps watch over decoded, and says when it is gone.
+
+    connect ──► hand-shake ──► open ──► lost
+       ▲            │ refused            │
+       └── pause ◄──┴────────────────────┘
+
+A link is lost only after its queue was read to the end, so an ADOPT that decoded sent before it
+died still counts.  Whether decoded's process is gone is another question: until that is proved,
+blocks that decoded may be reading stay in quarantine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from prefilld.handshake import Exported, Handshake
+from protocol import messages as wire
+from protocol.closing import CloseReason
+from protocol.connection import Connection
+from protocol.errors import LinkRefusedError, UnixSocketError
+from protocol.sockets import MessageSocket
+from protocol.states import Role
+from protocol.unix import connect_unix, peer_credentials
+from shared.clock import NS_PER_S
+from shared.daemon.keepalive import Keepalive, Verdict
+from shared.daemon.peer_watch import PeerWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefilld.handoff import HandoffDesk
+    from prefilld.metrics import PrefillMetrics
+    from shared.service.frame import Service
+
+FIRST_PAUSE_S = 0.02
+MAX_PAUSE_S = 1.0
+"""Pause before connecting again: doubles from the first to the last.  A restarted decoded is so
+found within a second, and a missing one costs one failed `connect` a second."""
+
+
+class PrefillLink:
+    """The link, whatever its state.
+
+    Args:
+        service: Configuration, clock, log.
+        exported: What decoded is to map.
+        desk: Who hands requests over through the link.
+        on_change: Called when the link opened or was lost.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        exported: Exported,
+        desk: HandoffDesk,
+        metrics: PrefillMetrics,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._service, self._exported = service, exported
+        self._desk, self._metrics, self._on_change = desk, metrics, on_change
+        self._loop = asyncio.get_running_loop()
+        self._state = "connecting"
+        self._socket: MessageSocket | None = None
+        self._handshake: Handshake | None = None
+        """While the link is not open."""
+        self._ended = asyncio.Event()
+        self._keepalive: Keepalive | None = None
+        self._watch: PeerWatch | None = None
+        self._doubted: set[PeerWatch] = set()
+        """Peers that were lost and are not proved gone."""
+        self._welcome: wire.Welcome | None = None
+        self._bandwidth_gb_s = 0.0
+        self._rtt_us: float | None = None
+
+    # --- what others may know ----------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests can be handed over."""
+        return self._state == "open"
+
+    @property
+    def peer_pool_blocks(self) -> int | None:
+        """Blocks of decoded's pool that sequences may have; None before decoded ever told."""
+        return None if self._welcome is None else self._welcome.pool_blocks
+
+    def status(self) -> dict[str, object]:
+        """Return what STATUS tells of the link."""
+        welcome = self._welcome if self.is_open else None
+        return {
+            "state": self._state,
+            "peer_pid": None if welcome is None else welcome.instance.pid,
+            "access": None if welcome is None else welcome.access,
+            "bandwidth_gb_s": None if welcome is None else round(self._bandwidth_gb_s, 3),
+            "rtt_us": self._rtt_us,
+        }
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def keep(self) -> None:
+        """Connect, and connect again, for ever."""
+        pause_s, last_fault = FIRST_PAUSE_S, ""
+        while True:
+            try:
+                await self._one_session()
+                pause_s, last_fault = FIRST_PAUSE_S, ""
+            except (UnixSocketError, LinkRefusedError, ConnectionError, TimeoutError) as error:
+                fault = str(error) or "the hand-shake took too long"
+                if fault != last_fault:  # once, not at every attempt
+                    self._service.log.warning("link.failed", reason=fault)
+                last_fault = fault
+            self._state = "connecting"
+            await asyncio.sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, pause_s * 2)
+
+    def tick(self) -> None:
+        """Ask whether decoded lives; to be called several times a ping interval."""
+        if self._keepalive is None or self._socket is None:
+            return
+        match self._keepalive.check(self._now_s()):
+            case Verdict.SEND_PING:
+                self._socket.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))
+            case Verdict.PEER_SILENT:
+                timeout_s = self._service.config.link.ping_timeout_s
+                self._service.log.error("link.silent", timeout_s=timeout_s)
+                self._socket.shutdown_read_and_drain()
+            case Verdict.FINE:
+                pass
+
+    def close(self) -> None:
+        """Say BYE and close; the desk hears that the link is lost."""
+        if self._socket is not None and self._socket.is_open:
+            if self.is_open:
+                self._socket.send(wire.Bye())
+            self._socket.shutdown_read_and_drain()
+        for watch in (*self._doubted, self._watch):
+            if watch is not None:
+                watch.close()
+
+    async def _one_session(self) -> None:
+        """Connect, prove, serve; return when an open link was lost."""
+        sock = connect_unix(self._service.config.decoded.socket)
+        self._state = "handshake"
+        link = MessageSocket(sock, Connection(Role.PREFILLD_LINK), loop=self._loop)
+        handshake = Handshake(link, self._exported)
+        self._socket, self._handshake = link, handshake
+        self._ended.clear()
+        pid = peer_credentials(sock).pid
+        link.start(self._on_message, self._on_closed)
+        try:
+            async with asyncio.timeout(self._service.config.link.handshake_timeout_s):
+                welcome = await handshake.greet()
+                self._watch_peer(pid, welcome.instance)
+                mapped = await handshake.prove()
+        except BaseException:
+            if link.is_open:
+                link.close_when_flushed()
+            raise
+        self._open(link, welcome, mapped)
+        for left_over in handshake.left_over():
+            if isinstance(left_over, CloseReason):
+                self._lost(left_over)
+            else:
+                self._dispatch(left_over)
+        await self._ended.wait()
+
+    def _open(self, link: MessageSocket, welcome: wire.Welcome, mapped: wire.Mapped) -> None:
+        config = self._service.config.link
+        self._state, self._handshake = "open", None
+        self._welcome, self._bandwidth_gb_s, self._rtt_us = welcome, mapped.bandwidth_gb_s, None
+        self._keepalive = Keepalive(
+            interval_s=config.ping_interval_s,
+            timeout_s=config.ping_timeout_s,
+            now_s=self._now_s(),
+        )
+        self._metrics.links.inc()
+        self._service.log.info(
+            "link.opened",
+            peer_pid=welcome.instance.pid,
+            access=welcome.access,
+            bandwidth_gb_s=round(mapped.bandwidth_gb_s, 3),
+            num_held=len(welcome.held),
+        )
+        link.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))  # the first round trip
+        self._desk.link_opened(link, welcome.held)
+        self._take_credits(mapped.credits)
+        self._on_change()
+        self._desk.pump()
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def _on_message(self, message: wire.Message, _fds: list[int] | None) -> None:
+        if self._keepalive is not None:
+            self._keepalive.heard(self._now_s())
+        if self._handshake is not None:
+            self._handshake.receive(message)
+        else:
+            self._dispatch(message)
+
+    def _dispatch(self, message: wire.Message) -> None:
+        room: wire.Credits | None = getattr(message, "credits", None)
+        if room is not None and not self._take_credits(room):
+            return
+        match message:
+            case wire.Adopt(lease=lease_id):
+                self._desk.on_adopt(lease_id)
+            case wire.Release(lease=lease_id):
+                self._desk.on_release(lease_id)
+            case wire.NoChunk(lease=lease_id):
+                self._desk.on_nochunk(lease_id)
+            case wire.Reject(lease=lease_id, code=code, message=text):
+                self._desk.on_reject(lease_id, code, text)
+            case wire.Ping(sent_ns=sent_ns) if self._socket is not None:
+                self._socket.send(wire.Pong(sent_ns=sent_ns))
+            case wire.Pong(sent_ns=sent_ns):
+                self._rtt_us = round((self._service.clock.monotonic_ns() - sent_ns) / 1000, 1)
+            case wire.Drain():
+                self._service.log.info("link.draining")
+                self._desk.peer_drains()
+            case wire.Refuse(code=code, message=text):
+                self._service.log.error("link.refused", code=code, reason=text)
+            case _:
+                pass  # BYE: the end of the stream follows
+        self._desk.pump()
+
+    def _take_credits(self, room: wire.Credits) -> bool:
+        """Take decoded's word; False where it contradicts itself, and then the link is ended."""
+        try:
+            self._desk.update_credits(room)
+        except ValueError as error:
+            self._metrics.protocol_errors.labels("invalid-message").inc()
+            self._service.log.error("link.refused", code="invalid-message", reason=str(error))
+            if self._socket is not None:
+                self._socket.close()
+            return False
+        return True
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def _on_closed(self, reason: CloseReason) -> None:
+        if reason.error is not None:
+            code = getattr(reason.error, "code", type(reason.error).__name__)
+            self._metrics.protocol_errors.labels(code).inc()
+        if self._handshake is not None:
+            self._handshake.ended(reason)
+        else:
+            self._lost(reason)
+
+    def _lost(self, reason: CloseReason) -> None:
+        """The queue was read to its end: decide what was adopted, and what comes back."""
+        self._state, self._keepalive, self._rtt_us = "lost", None, None
+        watch, self._watch = self._watch, None
+        is_gone = watch is not None and watch.is_gone
+        self._metrics.links_lost.inc()
+        self._service.log.warning(
+            "link.lost",
+            reason=reason.kind.value,
+            error=None if reason.error is None else str(reason.error),
+            peer_is_gone=is_gone,
+        )
+        self._desk.link_lost(peer_is_gone=is_gone, grace_s=self._service.config.link.quarantine_s)
+        if watch is not None and not is_gone:
+            self._doubted.add(watch)
+            watch.when_gone(lambda: self._proved_gone(watch))
+        elif watch is not None:
+            watch.close()
+        self._ended.set()
+        self._on_change()
+
+    def _proved_gone(self, watch: PeerWatch) -> None:
+        """End the quarantine, unless another lost peer may still be reading."""
+        self._doubted.discard(watch)
+        self._service.log.info("link.peer-gone")
+        if not self._doubted:
+            self._desk.peer_gone()
+
+    def _watch_peer(self, pid: int, instance: wire.Instance) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = PeerWatch(pid=pid, start_time=instance.start_time, loop=self._loop)
+
+    def _now_s(self) -> float:
+        return self._service.clock.monotonic_ns() / NS_PER_S
