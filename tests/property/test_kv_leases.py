@@ -37,6 +37,9 @@ GRACE_S = 10.0
 BLOCK_STATES = {LeaseState.QUARANTINED: BlockState.QUARANTINED}
 """The state of a lease's blocks; in all other states they are LEASED."""
 
+MAY_CHUNK = (LeaseState.OPEN, LeaseState.CHUNKED)
+MAY_HANDOFF = (*MAY_CHUNK, LeaseState.DECLINED)
+
 ANSWERS = [LeaseEvent.NOCHUNK, LeaseEvent.ADOPT, LeaseEvent.REJECT, LeaseEvent.RELEASE]
 
 
@@ -75,6 +78,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.ends: dict[int, int] = {}
         self.closed_clients: set[int] = set()
         self.aborts: set[int] = set()
+        self.quarantined: set[int] = set()
         # the link, and decoded
         self.link_is_up = True
         self.peer_is_alive = True
@@ -95,6 +99,7 @@ class LeaseMachine(RuleBasedStateMachine):
                     self.page[slot] = generation
                 case FreeBlocks(lease_id, blocks):
                     self.check_end(lease_id)
+                    self.check_given_back(lease_id)
                     self.allocator.free(blocks)
                     del self.requests[self.opened[lease_id].request_id]
                 case ReturnRequest(lease_id, request_id):
@@ -106,6 +111,7 @@ class LeaseMachine(RuleBasedStateMachine):
                     self.allocator.move(request.blocks, BlockState.ACTIVE)
                 case Quarantine(lease_id, blocks):
                     self.check_revoked(lease_id)
+                    self.quarantined.add(lease_id)
                     self.allocator.move(blocks, BlockState.QUARANTINED)
                 case SendAbort(lease_id):
                     assert lease_id not in self.aborts
@@ -123,6 +129,12 @@ class LeaseMachine(RuleBasedStateMachine):
         lease = self.opened[lease_id]
         assert self.page[lease.slot] > lease.generation
 
+    def check_given_back(self, lease_id: int) -> None:
+        """While the link stands, the peer's word is waited for and the fence is not needed."""
+        if self.link_is_up and lease_id not in self.quarantined:
+            assert lease_id not in self.held
+            assert not {("chunk", lease_id), ("handoff", lease_id)} & {*self.to_peer}
+
     def check_end(self, lease_id: int) -> None:
         """A lease ends once, and after its revocation."""
         self.check_revoked(lease_id)
@@ -130,10 +142,13 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.ends[lease_id] == 1
         assert self.table.get(lease_id) is None
 
-    def lease_in(self, data: st.DataObject, *states: LeaseState) -> int | None:
-        """Draw a live lease that is in one of some states."""
-        ids = [lease.lease_id for lease in self.table if lease.state in states]
-        return data.draw(st.sampled_from(ids)) if ids else None
+    def leases_in(self, *states: LeaseState) -> list[int]:
+        """Return the live leases that are in one of some states."""
+        return [lease.lease_id for lease in self.table if lease.state in states]
+
+    def unlent(self) -> list[str]:
+        """Return the requests that prefilld has to itself."""
+        return [key for key, request in self.requests.items() if request.lease_id is None]
 
     # --- prefilld -----------------------------------------------------------------------
 
@@ -149,14 +164,11 @@ class LeaseMachine(RuleBasedStateMachine):
         self.requests[request_id] = Request(blocks)
         self.contents.update(dict.fromkeys(blocks, request_id))
 
-    @precondition(lambda self: self.link_is_up)
+    @precondition(lambda self: self.link_is_up and self.unlent())
     @rule(data=st.data())
     def open(self, data: st.DataObject) -> None:
         """A request that is not lent is lent, if a slot is free."""
-        ids = [key for key, request in self.requests.items() if request.lease_id is None]
-        if not ids:
-            return
-        request_id = data.draw(st.sampled_from(ids))
+        request_id = data.draw(st.sampled_from(self.unlent()))
         request = self.requests[request_id]
         try:
             lease, effects = self.table.open(request_id, request.blocks)
@@ -170,38 +182,34 @@ class LeaseMachine(RuleBasedStateMachine):
         request.lease_id = lease.lease_id
         self.allocator.move(request.blocks, BlockState.LEASED)
 
-    @precondition(lambda self: self.link_is_up)
+    @precondition(lambda self: self.link_is_up and self.leases_in(*MAY_CHUNK))
     @rule(data=st.data())
     def send_chunk(self, data: st.DataObject) -> None:
         """A part of the prompt is ready to be pulled."""
-        lease_id = self.lease_in(data, LeaseState.OPEN, LeaseState.CHUNKED)
-        if lease_id is not None:
-            self.table.chunk_sent(lease_id)
-            self.to_peer.append(("chunk", lease_id))
+        lease_id = data.draw(st.sampled_from(self.leases_in(*MAY_CHUNK)))
+        self.table.chunk_sent(lease_id)
+        self.to_peer.append(("chunk", lease_id))
 
-    @precondition(lambda self: self.link_is_up)
+    @precondition(lambda self: self.link_is_up and self.leases_in(*MAY_HANDOFF))
     @rule(data=st.data())
     def send_handoff(self, data: st.DataObject) -> None:
         """The first token is known."""
-        lease_id = self.lease_in(data, LeaseState.OPEN, LeaseState.CHUNKED, LeaseState.DECLINED)
-        if lease_id is not None:
-            self.table.handoff_sent(lease_id)
-            self.to_peer.append(("handoff", lease_id))
+        lease_id = data.draw(st.sampled_from(self.leases_in(*MAY_HANDOFF)))
+        self.table.handoff_sent(lease_id)
+        self.to_peer.append(("handoff", lease_id))
 
-    @precondition(lambda self: self.link_is_up)
+    @precondition(lambda self: self.link_is_up and self.leases_in(*LeaseState))
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         """The request is over, at any point of its life."""
-        lease_id = self.lease_in(data, *LeaseState)
-        if lease_id is not None:
-            self.carry_out(self.table.abort(lease_id))
+        self.carry_out(self.table.abort(data.draw(st.sampled_from(self.leases_in(*LeaseState)))))
 
+    @precondition(lambda self: self.unlent())
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         """A request that is not lent ends by itself."""
-        ids = [key for key, request in self.requests.items() if request.lease_id is None]
-        if ids:
-            self.allocator.free(self.requests.pop(data.draw(st.sampled_from(ids))).blocks)
+        request_id = data.draw(st.sampled_from(self.unlent()))
+        self.allocator.free(self.requests.pop(request_id).blocks)
 
     @rule(seconds=st.floats(0.0, 6.0))
     def tick(self, seconds: float) -> None:
@@ -356,8 +364,9 @@ class LeaseMachine(RuleBasedStateMachine):
     def link_comes_back(self) -> None:
         """To the same decoded with what it still holds, or to a new one with nothing."""
         self.link_is_up = self.peer_is_alive = True
+        kept = self.held & {lease.lease_id for lease in self.table}
         self.carry_out(self.table.link_restored(frozenset(self.held)))
-        assert {lease.lease_id for lease in self.table} <= self.held
+        assert {lease.lease_id for lease in self.table} == kept
 
     # --- what always holds --------------------------------------------------------------
 
@@ -397,5 +406,5 @@ class LeaseMachine(RuleBasedStateMachine):
 
 TestLeases = LeaseMachine.TestCase
 TestLeases.settings = settings(
-    max_examples=150, stateful_step_count=60, derandomize=True, deadline=None
+    max_examples=200, stateful_step_count=60, derandomize=True, deadline=None
 )

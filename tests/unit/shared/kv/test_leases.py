@@ -184,6 +184,23 @@ def test_a_rejected_request_comes_back_and_goes_out_under_a_new_lease() -> None:
     assert effects == [PublishGeneration(0, 3)]
 
 
+@pytest.mark.parametrize("state", [LeaseState.OPEN, LeaseState.CHUNKED, LeaseState.DECLINED])
+def test_an_answer_to_a_handoff_that_was_not_sent_is_ignored(state: LeaseState) -> None:
+    """A peer that invents one must not free the blocks of a running prefill."""
+    table = table_in(state)
+    assert table.adopt(1) == [Ignored(LeaseEvent.ADOPT, 1)]
+    assert table.reject(1) == [Ignored(LeaseEvent.REJECT, 1)]
+    assert table.release(1) == [Ignored(LeaseEvent.RELEASE, 1)]
+    assert state_of(table) is state
+
+
+def test_a_release_that_overtakes_its_adopt_is_ignored() -> None:
+    """Who owns the client is not known yet; the end of the link will tell."""
+    table = table_in(LeaseState.SENT)
+    assert table.release(1) == [Ignored(LeaseEvent.RELEASE, 1)]
+    assert table.adopt(1) == [CloseClient(1)]
+
+
 # --- aborting -------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -87,14 +88,13 @@ def test_a_read_only_mapping_cannot_be_made_writable() -> None:
     with sealed() as (fd, _):
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = (
-            [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
-        )
-        libc.mprotect.argtypes = libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        size, number, pointer = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+        libc.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_long]
+        libc.mprotect.argtypes = [pointer, size, number]
+        libc.munmap.argtypes = [pointer, size]
         address = libc.mmap(None, NUM_BYTES, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
         assert libc.mprotect(address, NUM_BYTES, mmap.PROT_READ | mmap.PROT_WRITE) == -1
-        assert ctypes.get_errno() == 13  # EACCES
+        assert ctypes.get_errno() == errno.EACCES
         assert libc.munmap(address, NUM_BYTES) == 0
 
 
