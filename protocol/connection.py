@@ -14,8 +14,10 @@ from protocol.errors import (
     RemoteProtocolError,
     StaleEpochError,
     UnexpectedMessageError,
+    VersionMismatchError,
 )
 from protocol.frames import MAX_ANNOUNCED_BYTES, FrameDecoder
+from protocol.limits import VERSION
 from protocol.messages import MESSAGE_TYPES, Error, Hello, LeaseMessage, Message, Refuse
 from protocol.states import (
     INCOMING,
@@ -102,6 +104,7 @@ class Connection:
             InvalidMessageError: A map matches no message that may arrive at this role.
             UnexpectedMessageError: The message is legal, but not here or not now.
             StaleEpochError: The message is about a lease of another pool incarnation.
+            VersionMismatchError: HELLO is of another version, and not one that we can read.
         """
         if self._state in (State.CLOSED, State.FAILED, State.HANDED_OFF):
             return None
@@ -123,10 +126,17 @@ class Connection:
         except InvalidMessageError:
             kind = body.get("type")
             if isinstance(kind, str) and kind in MESSAGE_TYPES:
-                incoming = INCOMING[self.role].__args__
-                if MESSAGE_TYPES[kind] not in incoming:
+                if MESSAGE_TYPES[kind] not in INCOMING[self.role].__args__:
                     raise UnexpectedMessageError(message=kind, state=self._place()) from None
+                if MESSAGE_TYPES[kind] is Hello:
+                    self._blame_version(body.get("version"))
             raise
+
+    def _blame_version(self, version: object) -> None:
+        """A HELLO that we cannot read: it is prefilld all the same, and perhaps a newer one."""
+        self.role = Role.DECODED_LINK
+        if type(version) is int and version != VERSION:
+            raise VersionMismatchError(ours=VERSION, theirs=version) from None
 
     def _receive(self, message: Message) -> None:
         following = RECEIVES[self.role].get(self._state, {}).get(type(message))

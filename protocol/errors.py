@@ -6,7 +6,8 @@
     │   ├── MalformedFrameError          malformed-frame
     │   ├── InvalidMessageError          invalid-message
     │   ├── UnexpectedMessageError       unexpected-message
-    │   └── StaleEpochError              stale-epoch
+    │   ├── StaleEpochError              stale-epoch
+    │   └── VersionMismatchError         version
     ├── LocalProtocolError               we broke the rules: a bug of ours
     ├── LinkRefusedError                 the hand-shake's REFUSE, with both sides' values
     ├── ConnectionLostError              the peer went away before it was done
@@ -146,6 +147,21 @@ class StaleEpochError(RemoteProtocolError):
             f"pool epoch {received.hex()} is stale; the current one is {current.hex()}"
         )
         self.received, self.current = received, current
+
+
+class VersionMismatchError(RemoteProtocolError):
+    """A HELLO of another version does not even match our schema.
+
+    Both daemons must be of one release; restart the one that was not updated.
+    """
+
+    code = "version"
+
+    def __init__(self, *, ours: int, theirs: int) -> None:
+        super().__init__(
+            f"protocol version {ours} here and {theirs} there; run both daemons from one release"
+        )
+        self.ours, self.theirs = ours, theirs
 
 
 class LocalProtocolError(ProtocolError):

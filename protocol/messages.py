@@ -123,6 +123,7 @@ LinkToDecoded = Hello | Map | Chunk | Handoff | Abort | Ping | Pong | Refuse | B
 LinkToPrefilld = (
     Welcome
     | Refuse
+    | Error
     | Mapped
     | NoChunk
     | Adopt
@@ -134,7 +135,7 @@ LinkToPrefilld = (
     | Drain
     | Bye
 )
-"""What prefilld accepts on the link."""
+"""What prefilld accepts on the link; ERROR only while decoded does not know who connected."""
 
 MESSAGE_TYPES: dict[str, type[Message]] = {
     str(kind.__struct_config__.tag): kind

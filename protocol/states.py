@@ -146,12 +146,13 @@ _PREFILLD_LINK_SENDS: Table = {
     S.FAILED: {m.Refuse: S.CLOSED},
 }
 _PREFILLD_LINK_RECEIVES: Table = {
-    S.START: _ENDED,
-    S.GREETED: {m.Welcome: S.WELCOMED, **_ENDED},
+    # Until it has read HELLO decoded takes us for a client, and refuses us like one.
+    S.START: {m.Error: S.CLOSED, **_ENDED},
+    S.GREETED: {m.Welcome: S.WELCOMED, m.Error: S.CLOSED, **_ENDED},
     S.WELCOMED: _ENDED,
     S.MAPPING: {m.Mapped: S.OPEN, **_ENDED},
     S.OPEN: {**_all(_ANSWERS | m.Ping | m.Drain, S.OPEN), **_ENDED},
-    S.LEAVING: {**_all(m.LinkToPrefilld, S.LEAVING), **_REFUSED},
+    S.LEAVING: {**_all(m.LinkToPrefilld, S.LEAVING), **_REFUSED, m.Error: S.CLOSED},
     S.PEER_LEFT: {m.Refuse: S.CLOSED},
 }
 _DECODED_LINK_SENDS: Table = {

@@ -19,6 +19,7 @@ PAIRS = [
     (Role.CLIENT, Role.PREFILLD_CLIENT),
     (Role.CLIENT, Role.DECODED_CLIENT),
     (Role.PREFILLD_LINK, Role.DECODED_LINK),
+    (Role.PREFILLD_LINK, Role.DECODED_CLIENT),
 ]
 # Questions that only prefilld answers, so an honest client does not put them to decoded.
 NOT_FOR_DECODED = {m.Generate, m.Check}

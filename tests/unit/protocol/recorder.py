@@ -95,7 +95,7 @@ async def open_link(
     """Return both ends of a link in its open phase: prefilld's, decoded's."""
     one, other = socketpair(send_buffer_bytes)
     prefilld = Recorder(one, Role.PREFILLD_LINK, **options).start()
-    decoded = Recorder(other, Role.DECODED_LINK, **options).start()
+    decoded = Recorder(other, Role.DECODED_CLIENT, **options).start()  # until HELLO tells more
     prefilld.socket.send(SAMPLES[m.Hello])
     await decoded.until_received(m.Hello)
     decoded.socket.send(SAMPLES[m.Welcome])

@@ -13,10 +13,11 @@ from protocol.errors import (
     InvalidMessageError,
     LocalProtocolError,
     MalformedFrameError,
+    RemoteProtocolError,
     StaleEpochError,
     UnexpectedMessageError,
 )
-from protocol.frames import LENGTH
+from protocol.frames import LENGTH, encode_frame
 from protocol.limits import MAX_LINK_BODY_BYTES
 from protocol.states import Role, State
 from tests.unit.protocol.samples import OTHER_EPOCH, SAMPLES
@@ -141,6 +142,31 @@ def test_a_link_opens_by_five_messages_and_then_works() -> None:
     for kind in (m.NoChunk, m.Adopt, m.Reject, m.Release, m.CreditUpdate, m.Ping, m.Pong, m.Drain):
         pair.pass_on(pair.other, kind)
     assert pair.states == (State.OPEN, State.OPEN)
+
+
+def test_whoever_says_hello_to_decoded_is_on_the_link() -> None:
+    """Clients and prefilld knock at one socket; the first message tells which it is."""
+    pair = Pair(Role.PREFILLD_LINK, Role.DECODED_CLIENT)
+    pair.pass_on(pair.one, m.Hello)
+    assert pair.other.role is Role.DECODED_LINK
+    pair.pass_on(pair.other, m.Welcome)
+    pair.pass_on(pair.one, m.Map)
+    assert pair.states == (State.MAPPING, State.MAPPING)
+
+
+@pytest.mark.parametrize(("version", "code"), [(2, "version"), (1, "invalid-message")])
+def test_a_hello_that_cannot_be_read_is_refused_as_a_link(version: int, code: str) -> None:
+    """A newer prefilld may say HELLO in other words; it must learn that the versions differ."""
+    prefilld, decoded = Connection(Role.PREFILLD_LINK), Connection(Role.DECODED_CLIENT)
+    prefilld.send(SAMPLES[m.Hello])
+    decoded.receive_data(encode_frame({"type": "hello", "version": version, "news": True}))
+    with pytest.raises(RemoteProtocolError, match=r"version 1 here and 2 there|hello: ") as caught:
+        decoded.next_event()
+    assert caught.value.code == code
+    prefilld.receive_data(decoded.farewell(caught.value))
+    refusal = prefilld.next_event()
+    assert isinstance(refusal, m.Refuse)
+    assert refusal.code == code
 
 
 def test_who_leaves_still_hears_what_was_under_way() -> None:

@@ -34,7 +34,7 @@ def test_every_type_is_told_by_its_tag() -> None:
 
 
 def test_every_message_may_arrive_somewhere_and_on_few_places() -> None:
-    """Seven types have two receivers; a type with more, or none, is a mistake in a union."""
+    """Eight types have two receivers; a type with more, or none, is a mistake in a union."""
     unions = (m.ToPrefilld, m.ToDecoded, m.FromDaemon, m.LinkToDecoded, m.LinkToPrefilld)
     receivers = {
         tag: sum(kind in union.__args__ for union in unions)
@@ -45,6 +45,7 @@ def test_every_message_may_arrive_somewhere_and_on_few_places() -> None:
         "pong",
         "bye",
         "refuse",
+        "error",
         "cancel",
         "status-request",
         "metrics-request",
