@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import warnings
-from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -88,8 +87,8 @@ class MappedPool:
 class LocalPool(MappedPool):
     """A pool in this process's own memory, on the CPU.
 
-    Its memory becomes resident as it is first written, in huge pages where the kernel
-    has them: with small ones, page faults would make a first write ten times slower.
+    Its memory becomes resident where it is first written, which makes that one write several times
+    slower.  Huge pages would not help: scattered blocks fill whole ones with zeros for their sake.
     """
 
     def __init__(self, layout: KVLayout, *, fill: float | None = None) -> None:
@@ -109,8 +108,6 @@ class LocalPool(MappedPool):
             mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise PoolAllocationError(num_bytes=num_bytes, reason=str(error)) from error
-        with suppress(OSError):  # a kernel built without huge pages; it works, only slower
-            mapping.madvise(mmap.MADV_HUGEPAGE)
         super().__init__(layout, mapping, what="the local pool")
         if fill is not None:
             self.kv.fill_(fill)

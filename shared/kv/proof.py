@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,7 +66,7 @@ def read_digest(pool: KVPool, num_bytes: int) -> bytes:
             message=f"a proof of {num_bytes} bytes does not fit a block of "
             f"{pool.layout.block_bytes}",
         )
-    return hashlib.sha256(_reserved_bytes(pool)[:num_bytes].cpu().numpy().tobytes()).digest()
+    return hashlib.sha256(_reserved_bytes(pool)[:num_bytes].numpy().tobytes()).digest()
 
 
 def measure_bandwidth(pool: KVPool, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -78,18 +79,18 @@ def measure_bandwidth(pool: KVPool, clock: Callable[[], float] = time.perf_count
     Takes a few milliseconds and reads at most `NUM_READINGS * READING_BYTES`, from the pool's
     head.  A pool smaller than the processor's caches shows those.
     """
-    flat = pool.kv.reshape(-1)
-    length = min(flat.numel(), READING_BYTES // flat.element_size())
-    buffer = torch.empty(length, dtype=flat.dtype)
+    memory = pool.kv.reshape(-1).view(torch.uint8).numpy()
+    length = min(len(memory), READING_BYTES)
+    buffer = np.empty(length, dtype=np.uint8)
     shortest_s = float("inf")
     for reading in range(NUM_READINGS):
-        start = min(reading * length, flat.numel() - length)
+        start = min(reading * length, len(memory) - length)
         began_s = clock()
-        buffer.copy_(flat[start : start + length])
+        np.copyto(buffer, memory[start : start + length])  # one thread: see `copy_blocks`
         shortest_s = min(shortest_s, clock() - began_s)
     # A clock too coarse to see the reading bounds it from below by its own tick.
     shortest_s = max(shortest_s, time.get_clock_info("perf_counter").resolution)
-    return length * flat.element_size() / shortest_s / 1e9
+    return length / shortest_s / 1e9
 
 
 def _reserved_bytes(pool: KVPool) -> Tensor:

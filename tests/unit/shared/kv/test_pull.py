@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from shared.kv.errors import CopyError
-from shared.kv.layout import KVLayout
+from shared.kv.layout import DTypeName, KVLayout
 from shared.kv.pool import LocalPool
 from shared.kv.pull import BlockRun, copy_blocks, runs, slice_blocks, slices
 
@@ -52,6 +53,22 @@ def test_every_block_arrives_and_no_other_is_touched(
         assert torch.equal(target.kv[target_id], source.kv[source_id])
     untouched = [block for block in range(12) if block not in target_ids]
     assert target.kv[untouched].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_two_byte_elements_arrive_bit_for_bit(layout: KVLayout, dtype: DTypeName) -> None:
+    """NaNs and denormals are bytes like any others; no arithmetic may touch them."""
+    narrow = dataclasses.replace(layout, dtype=dtype)
+    source, target = LocalPool(narrow), LocalPool(narrow)
+    bits = torch.arange(source.kv.numel()).mul(65_521).remainder(65_536).sub(32_768)
+    source.kv.view(torch.int16).copy_(bits.view(layout.shape))
+    copy_blocks(source.kv, target.kv, [7, 2], [1, 2])
+    for source_id, target_id in ((7, 1), (2, 2)):
+        copied = target.kv[target_id].view(torch.int16)
+        assert torch.equal(copied, source.kv[source_id].view(torch.int16))
+    del copied
+    source.close()
+    target.close()
 
 
 @pytest.mark.parametrize(
