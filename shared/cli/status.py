@@ -103,7 +103,7 @@ def _show(key: str, value: object) -> str:
             return f"{value:,} B"
         case int() if key not in {"pid", "peer_pid"}:
             return f"{value:,}"
-        case float() if key.endswith("_s") and value >= 1:
+        case float() if key.endswith("_s") and not key.endswith("_gb_s") and value >= 1:
             return _duration(value)
         case float():
             return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"

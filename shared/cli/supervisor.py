@@ -1,0 +1,227 @@
+"""Runs the pair in the foreground, and perhaps one command beside it, from a single thread.
+
+daemon dies            started again after a delay, until `RestartPolicy` gives up: exit 1
+daemon exits with 78   its configuration is wrong, and so it would stay: exit 78 at once
+no command             run until SIGINT (exit 130), SIGTERM or SIGHUP (exit 0)
+command                started once `is_ready` says so; its exit status is ours
+signal                 goes on to a running command; without one it stops the pair
+at the end             the command, if it still runs, and the daemons get SIGTERM; after
+                       their time to drain, or a second signal, SIGKILL
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from shared.cli.children import Signal, SignalWaiter
+from shared.cli.restarts import RestartPolicy
+from shared.errors import ExitCode, KvpairError
+
+READY_POLL_S = 0.1
+"""Between two questions whether the pair serves."""
+
+KILL_GRACE_S = 5.0
+"""From the end of a daemon's own time to drain, or from a second signal, to SIGKILL."""
+
+COMMAND_GRACE_S = 5.0
+"""For a command that is told to end because the pair cannot go on."""
+
+
+class PairFailedError(KvpairError):
+    """The pair cannot be kept running."""
+
+    def __init__(self, message: str, *, exit_code: int, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = exit_code
+
+
+@dataclass(slots=True, kw_only=True)
+class Daemon:
+    """One of the two daemons, running or waiting to be started again."""
+
+    name: str
+    argv: Sequence[str]
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    process: subprocess.Popen[bytes] | None = None
+    started_s: float = 0.0
+    start_at_s: float = 0.0
+    """When to start it, where it does not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to run beside the pair."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+
+
+class Supervisor:
+    """Keeps the daemons running until there is a reason to stop.
+
+    Args:
+        daemons: The daemons, in the order in which they are started.
+        environ: The daemons' environment.
+        signals: Where signals come from and children are made.
+        is_ready: Whether the pair serves; asked while a command waits for it, with each daemon's
+            pid, so that another pair on the same sockets is not taken for this one.
+        say: Tells the user something, one line.
+        start_timeout_s: How long a command waits for the pair.
+        drain_timeout_s: The daemons' own time to finish what they began.
+    """
+
+    def __init__(
+        self,
+        *,
+        daemons: Sequence[Daemon],
+        environ: Mapping[str, str],
+        signals: SignalWaiter,
+        is_ready: Callable[[Mapping[str, int]], bool],
+        say: Callable[[str], None],
+        start_timeout_s: float,
+        drain_timeout_s: float,
+    ) -> None:
+        self._daemons = daemons
+        self._environ = environ
+        self._signals = signals
+        self._is_ready = is_ready
+        self._say = say
+        self._start_timeout_s = start_timeout_s
+        self._drain_timeout_s = drain_timeout_s
+        self._command: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: Command | None) -> int:
+        """Run the pair, and the command; return the exit code after everything has ended.
+
+        Raises:
+            PairFailedError: A daemon cannot be kept running, or the pair did not come up in time.
+        """
+        try:
+            return self._run(command)
+        finally:
+            self._stop()
+
+    def _run(self, command: Command | None) -> int:
+        ready_by_s = time.monotonic() + self._start_timeout_s
+        while True:
+            self._start_what_is_due()
+            if command is not None and self._command is None:
+                if self._serves():
+                    self._command = self._start_command(command)
+                elif time.monotonic() >= ready_by_s:
+                    raise PairFailedError(
+                        f"the pair did not serve within {self._start_timeout_s:g} s",
+                        hint="its log is above; --start-timeout waits longer",
+                        exit_code=ExitCode.FAILED,
+                    )
+            arrived = self._signals.wait(self._wait_s(is_polling=command is not None))
+            if arrived is not None and arrived.number is not signal.SIGCHLD:
+                exit_code = self._on_signal(arrived)
+                if exit_code is not None:
+                    return exit_code
+            for daemon in self._daemons:
+                self._reap(daemon)
+            if self._command is not None and (status := self._command.poll()) is not None:
+                return status if status >= 0 else 128 - status
+
+    def _serves(self) -> bool:
+        pids = {daemon.name: daemon.process.pid for daemon in self._daemons if daemon.process}
+        return len(pids) == len(self._daemons) and self._is_ready(pids)
+
+    def _wait_s(self, *, is_polling: bool) -> float | None:
+        """Return how long nothing but a signal can have anything to say."""
+        if is_polling and self._command is None:
+            return READY_POLL_S
+        now_s = time.monotonic()
+        return min(
+            (max(0.0, daemon.start_at_s - now_s) for daemon in self._daemons if not daemon.process),
+            default=None,
+        )
+
+    def _start_what_is_due(self) -> None:
+        for daemon in self._daemons:
+            now_s = time.monotonic()
+            if daemon.process is None and now_s >= daemon.start_at_s:
+                daemon.started_s = now_s
+                daemon.process = self._signals.spawn(
+                    daemon.argv, environ=self._environ, is_daemon=True
+                )
+
+    def _start_command(self, command: Command) -> subprocess.Popen[bytes]:
+        try:
+            return self._signals.spawn(command.argv, environ=command.environ, is_daemon=False)
+        except OSError as error:
+            is_missing = isinstance(error, FileNotFoundError)
+            raise PairFailedError(
+                f"cannot run {command.argv[0]}: {error.strerror}",
+                exit_code=127 if is_missing else 126,  # as shells tell the two apart
+            ) from error
+
+    def _on_signal(self, arrived: Signal) -> int | None:
+        """Pass a signal on to the command, or return the exit code with which to stop."""
+        if self._command is not None:
+            if not arrived.is_from_terminal:
+                self._command.send_signal(arrived.number)
+            return None
+        return ExitCode.INTERRUPTED if arrived.number is signal.SIGINT else ExitCode.OK
+
+    def _reap(self, daemon: Daemon) -> None:
+        """Notice a death, and plan the next start."""
+        if daemon.process is None or (status := daemon.process.poll()) is None:
+            return
+        daemon.process = None
+        if status == ExitCode.CONFIG:
+            raise PairFailedError(f"{daemon.name} refuses to run", exit_code=ExitCode.CONFIG)
+        now_s = time.monotonic()
+        delay_s = daemon.policy.died(now_s=now_s, started_s=daemon.started_s)
+        how = _how_it_ended(status)
+        if delay_s is None:
+            raise PairFailedError(
+                f"{daemon.name} {how} and died too often to be started again",
+                exit_code=ExitCode.FAILED,
+            )
+        daemon.start_at_s = now_s + delay_s
+        self._say(f"{daemon.name} {how}; starting it again in {delay_s:g} s")
+
+    def _stop(self) -> None:
+        """End everything that still runs, and wait for it."""
+        if self._command is not None and self._command.poll() is None:
+            self._end([self._command], within_s=COMMAND_GRACE_S)
+        running = [daemon.process for daemon in self._daemons if daemon.process is not None]
+        self._end(running, within_s=self._drain_timeout_s + KILL_GRACE_S)
+
+    def _end(self, processes: Sequence[subprocess.Popen[bytes]], *, within_s: float) -> None:
+        """Send SIGTERM, and SIGKILL to what is left at the deadline."""
+        deadline_s = time.monotonic() + within_s
+        _send(processes, signal.SIGTERM)
+        while any(process.poll() is None for process in processes):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                _send(processes, signal.SIGKILL)
+                for process in processes:
+                    process.wait()
+                return
+            arrived = self._signals.wait(left_s)
+            if arrived is not None and arrived.number is not signal.SIGCHLD:
+                _send(processes, signal.SIGTERM)  # to a daemon, the second means: at once
+                deadline_s = min(deadline_s, time.monotonic() + KILL_GRACE_S)
+
+
+def _send(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.send_signal(number)
+
+
+def _how_it_ended(status: int) -> str:
+    if status >= 0:
+        return f"exited with {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was ended by signal {-status}"

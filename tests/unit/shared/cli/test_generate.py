@@ -1,0 +1,298 @@
+"""`kvpair generate` against a daemon that follows a script."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from protocol.messages import (
+    Accepted,
+    Cancel,
+    ChatMessage,
+    End,
+    Error,
+    Generate,
+    HandoffTimings,
+    Message,
+    Sampling,
+    Timings,
+    Tokens,
+    Usage,
+)
+
+ACCEPTED = Accepted(id="r1", seed=7, prompt_tokens=3, cached_tokens=0, fingerprint="f")
+HANDOFF = HandoffTimings(ready=0.1, adopted=0.2, copy_start=0.0, copy_done=0.5, first_step=0.9)
+
+
+def end(reason: str = "stop", completion_tokens: int = 2) -> End:
+    return End(
+        reason=reason,
+        usage=Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=completion_tokens),
+        timings_ms=Timings(queue=1.0, prefill=2.0, decode=3.0, total=6.5, handoff=HANDOFF),
+    )
+
+
+def read(process: subprocess.Popen[str], num_characters: int) -> str:
+    """Return what has come to stdout so far."""
+    assert process.stdout is not None
+    return process.stdout.read(num_characters)
+
+
+def errors_of(process: subprocess.Popen[str]) -> str:
+    """Return all that comes to stderr."""
+    assert process.stderr is not None
+    return process.stderr.read()
+
+
+class Answering:
+    """A script that answers with these messages and keeps what it was asked."""
+
+    def __init__(self, *messages: Message) -> None:
+        self.messages = messages
+        self.request: Generate | None = None
+
+    def __call__(self, peer: Peer) -> None:
+        request = peer.receive()
+        assert isinstance(request, Generate)
+        self.request = request
+        peer.send(*self.messages)
+
+
+PARIS = (
+    ACCEPTED,
+    Tokens(index=0, ids=[10], text="Paris"),
+    Tokens(index=1, ids=[11], text=" é."),
+    end(),
+)
+
+if TYPE_CHECKING:
+    from tests.unit.shared.cli.conftest import Kvpair, Peer, Script, Serve
+
+
+def test_the_answer_is_on_stdout_and_nothing_else_is(serve: Serve, kvpair: Kvpair) -> None:
+    script = Answering(*PARIS)
+    serve(script)
+    assert kvpair("generate", "What is the capital of France?") == (0, "Paris é.\n", "")
+    assert script.request == Generate(
+        prompt="What is the capital of France?", max_tokens=None, sampling=Sampling()
+    )
+
+
+def test_text_is_shown_as_it_comes(serve: Serve, kvpair: Kvpair) -> None:
+    """A stream that shows itself only at its end is none."""
+    may_go_on = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.receive()
+        peer.send(ACCEPTED, Tokens(index=0, ids=[10], text="Paris"))
+        may_go_on.wait(30)
+        peer.send(end())
+
+    serve(script)
+    with kvpair.start("generate", "x") as process:
+        assert read(process, 5) == "Paris"
+        may_go_on.set()
+        assert process.communicate(timeout=30) == ("\n", "")
+    assert process.returncode == 0
+
+
+def test_every_flag_reaches_the_daemon(serve: Serve, kvpair: Kvpair) -> None:
+    script = Answering(*PARIS)
+    serve(script)
+    arguments = (
+        "--max-tokens=5 --temperature=0.5 --top-k=3 --top-p=0.9 --seed=1 --stop=a --stop=b "
+        "--ignore-eos --no-stream --system=S"
+    )
+    assert kvpair("generate", *arguments.split(), "x")[0] == 0
+    assert script.request == Generate(
+        prompt=[ChatMessage(role="system", content="S"), ChatMessage(role="user", content="x")],
+        max_tokens=5,
+        sampling=Sampling(temperature=0.5, top_k=3, top_p=0.9, seed=1),
+        stop=["a", "b"],
+        ignore_eos=True,
+        stream=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "prompt"),
+    [
+        (["-"], "from stdin\n", "from stdin"),
+        ([], "two\nlines\n\n", "two\nlines\n"),
+        (["--raw", "-"], "kept\n", "kept\n"),
+    ],
+)
+def test_a_prompt_can_come_from_stdin(
+    serve: Serve, kvpair: Kvpair, arguments: list[str], text: str, prompt: str
+) -> None:
+    """The newline that `echo` adds is no part of a prompt, but raw means raw."""
+    script = Answering(*PARIS)
+    serve(script)
+    assert kvpair("generate", *arguments, text=text)[0] == 0
+    assert script.request is not None
+    assert script.request.prompt == prompt
+
+
+def test_json_is_one_object_with_the_clients_ttft(serve: Serve, kvpair: Kvpair) -> None:
+    script = Answering(*PARIS)
+    serve(script)
+    code, output, errors = kvpair("generate", "--json", "x")
+    assert (code, errors) == (0, "")
+    answer = json.loads(output)
+    assert 0 < answer["timings_ms"].pop("ttft") < 30_000
+    assert answer == {
+        "id": "r1",
+        "text": "Paris é.",
+        "tokens": [10, 11],
+        "reason": "stop",
+        "usage": {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 2},
+        "timings_ms": {
+            "queue": 1.0,
+            "prefill": 2.0,
+            "handoff": {
+                "ready": 0.1,
+                "adopted": 0.2,
+                "copy_start": 0.0,
+                "copy_done": 0.5,
+                "first_step": 0.9,
+            },
+            "decode": 3.0,
+            "total": 6.5,
+        },
+    }
+    assert script.request is not None
+    assert not script.request.stream
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("busy", 75), ("draining", 75), ("too-large", 1), ("internal", 1)],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    serve: Serve, kvpair: Kvpair, code: str, exit_code: int
+) -> None:
+    """75 tells a script to come back later; 1 tells it not to."""
+    serve(Answering(Error(code=code, message="the fault\nin full", retryable=False)))
+    assert kvpair("generate", "x") == (exit_code, "", "kvpair: the fault in full\n")
+
+
+def test_an_answer_that_breaks_off_says_so(serve: Serve, kvpair: Kvpair) -> None:
+    """What had arrived stays on stdout, on a line of its own."""
+    serve(Answering(*PARIS[:2]))
+    code, output, errors = kvpair("generate", "x")
+    assert (code, output) == (1, "Paris\n")
+    assert errors.startswith("kvpair: the daemon went away before the answer was whole; 1 token")
+    assert errors.count("\n") == 1
+
+
+def test_json_of_an_answer_that_broke_off_makes_nothing_up(serve: Serve, kvpair: Kvpair) -> None:
+    serve(Answering(*PARIS[:2]))
+    code, output, _ = kvpair("generate", "--json", "x")
+    assert code == 1
+    answer = json.loads(output)
+    assert (answer["reason"], answer["text"], answer["tokens"]) == ("error", "Paris", [10])
+    assert answer["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 1}
+    assert answer["timings_ms"]["total"] is None
+
+
+def cancelling(after_cancel: Script) -> Script:
+    def script(peer: Peer) -> None:
+        peer.receive()
+        peer.send(ACCEPTED, Tokens(index=0, ids=[10], text="Paris"))
+        assert isinstance(peer.receive(), Cancel)
+        after_cancel(peer)
+
+    return script
+
+
+def test_an_interrupt_cancels_and_takes_what_was_computed(serve: Serve, kvpair: Kvpair) -> None:
+    serve(
+        cancelling(lambda peer: peer.send(Tokens(index=1, ids=[11], text=" is"), end("cancelled")))
+    )
+    with kvpair.start("generate", "x") as process:
+        assert read(process, 5) == "Paris"
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert (output, errors) == (" is\n", "kvpair: cancelled after 2 tokens\n")
+    assert process.returncode == 130
+
+
+def test_a_second_interrupt_does_not_wait_for_the_daemon(serve: Serve, kvpair: Kvpair) -> None:
+    """A daemon that hangs must not hold the terminal."""
+    was_cancelled, may_end = threading.Event(), threading.Event()
+
+    def hang(_peer: Peer) -> None:
+        was_cancelled.set()
+        may_end.wait(30)
+
+    serve(cancelling(hang))
+    with kvpair.start("generate", "x") as process:
+        assert read(process, 5) == "Paris"
+        process.send_signal(signal.SIGINT)
+        assert was_cancelled.wait(30)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        may_end.set()
+        assert "Traceback" not in errors_of(process)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(serve: Serve, kvpair: Kvpair) -> None:
+    """`kvpair generate … | head -1` must not end in a traceback."""
+    hung_up = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.receive()
+        peer.send(ACCEPTED, Tokens(index=0, ids=[10], text="Paris"))
+        assert hung_up.wait(30)
+        peer.send(Tokens(index=1, ids=[11], text=" is"), end())
+
+    serve(script)
+    with kvpair.start("generate", "x") as process:
+        assert read(process, 5) == "Paris"
+        assert process.stdout is not None
+        process.stdout.close()
+        hung_up.set()
+        assert errors_of(process) == ""
+        assert process.wait(30) == 1
+
+
+def test_a_locale_without_the_character_shows_a_question_mark(serve: Serve, kvpair: Kvpair) -> None:
+    serve(Answering(*PARIS))
+    code, output, errors = kvpair("generate", "x", PYTHONIOENCODING="ascii")
+    assert (code, output, errors) == (0, "Paris ?.\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--raw", "--system=x", "x"], 2, "--system needs the chat template"),
+        (["--max-tokens=many", "x"], 2, "'many' is not a valid integer"),
+        (["--temperature=nan", "x"], 1, "temperature"),
+        (["--temperature=-1", "x"], 1, "temperature"),
+        (["--max-tokens=0", "x"], 1, "max_tokens"),
+        (["--top-p=0", "x"], 1, "top_p"),
+        (["x"], 69, "no socket at"),
+        (["--socket=/" + "x" * 107, "x"], 78, "has 108 bytes, and the kernel takes at most 107"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(
+    kvpair: Kvpair, arguments: list[str], code: int, message: str
+) -> None:
+    exit_code, output, errors = kvpair("generate", *arguments)
+    assert (exit_code, output) == (code, "")
+    assert message in errors
+    assert "Traceback" not in errors
+    if code != 2:
+        assert errors.startswith("kvpair: ")
+        assert errors.count("\n") == 1
+
+
+def test_stdin_that_is_no_text_is_named(kvpair: Kvpair) -> None:
+    code, output, errors = kvpair("generate", "-", text="ok\udcff")
+    assert (code, output) == (2, "")
+    assert errors == "kvpair: the prompt on stdin is not UTF-8 (byte 2)\n"

@@ -1,0 +1,108 @@
+"""`kvpair` itself: what it imports, what it lists, how it ends."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from protocol import errors as wire
+from shared.cli.main import COMMANDS, exit_code
+from shared.errors import ConfigError, ExitCode, KvpairError, UsageError
+
+if TYPE_CHECKING:
+    from tests.unit.shared.cli.conftest import Kvpair
+
+HEAVY = frozenset({"torch", "numpy", "asyncio", "structlog", "rich", "tokenizers", "jinja2"})
+
+
+def imported(*arguments: str) -> set[str]:
+    """Return the top-level packages that a run of the command imports."""
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "from shared.cli.main import main; main()",
+         *arguments],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    names = re.findall(r"^import time:.*\| +(\S+)$", result.stderr, re.MULTILINE)
+    assert "click" in names
+    return {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_version_and_help_import_next_to_nothing(flag: str) -> None:
+    """They are what a shell's completion and a hurried user run."""
+    assert not imported(flag) & (HEAVY | {"msgspec", "msgpack", "tomllib"})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--socket=/nonexistent", "x"],
+        ["generate", "--help"],
+        ["status", "--json", "--socket=/nonexistent"],
+        ["config"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_what_asks_the_daemons_imports_nothing_heavy(arguments: list[str]) -> None:
+    """Half a second of imports would be longer than most answers take to begin."""
+    assert not imported(*arguments) & HEAVY
+
+
+def test_version_is_one_line(kvpair: Kvpair) -> None:
+    from shared.version import __version__
+
+    assert kvpair("--version") == (0, f"kvpair {__version__}\n", "")
+
+
+def test_help_lists_every_command(kvpair: Kvpair) -> None:
+    code, output, _ = kvpair("--help")
+    assert code == 0
+    for name, text in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_table_of_commands_tells_what_each_says_of_itself(name: str) -> None:
+    """The table stands in for modules that are not imported, so it must not fall behind."""
+    command = getattr(importlib.import_module(f"shared.cli.{name}"), name)
+    assert isinstance(command, click.Command)
+    assert (command.help or "").splitlines()[0] == COMMANDS[name]
+
+
+def test_an_unknown_command_is_a_usage_error(kvpair: Kvpair) -> None:
+    code, output, errors = kvpair("generat")
+    assert (code, output) == (2, "")
+    assert "generat" in errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), ExitCode.USAGE),
+        (ConfigError("x"), ExitCode.CONFIG),
+        (wire.RequestError("busy", "x"), ExitCode.BUSY),
+        (wire.RequestError("draining", "x"), ExitCode.BUSY),
+        (wire.RequestError("too-large", "x"), ExitCode.FAILED),
+        (wire.NoSuchSocketError("x", path="/x"), ExitCode.NO_DAEMON),
+        (wire.NotListeningError("x", path="/x"), ExitCode.NO_DAEMON),
+        (wire.SocketForbiddenError("x", path="/x"), ExitCode.NO_DAEMON),
+        (wire.ListenQueueFullError("x", path="/x"), ExitCode.BUSY),
+        (wire.StaleEpochError(received=b"a", current=b"b"), ExitCode.FAILED),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_error_has_its_exit_code(
+    error: KvpairError | wire.ProtocolError | wire.RequestError, code: ExitCode
+) -> None:
+    assert exit_code(error) is code
