@@ -193,7 +193,7 @@ class Exchange:
     def _lost(self) -> ConnectionLostError:
         num_tokens = len(self._ids)
         return ConnectionLostError(
-            f"the daemon went away before the answer was whole; {num_tokens} tokens were delivered",
+            f"the daemon went away before the answer was whole; tokens delivered: {num_tokens}",
             num_tokens=num_tokens,
             resume=self.resume,
         )
