@@ -37,8 +37,10 @@ class SequenceStep:
 
     @property
     def context_len(self) -> int:
-        """Tokens of the sequence that are computed after this step; also the position of the
-        token that is sampled."""
+        """Tokens of the sequence that are computed after this step.
+
+        Also the position that a token sampled by it will have.
+        """
         return self.start_position + len(self.token_ids)
 
 

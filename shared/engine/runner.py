@@ -49,13 +49,13 @@ class ModelRunner:
         ours = (spec.num_layers, spec.num_kv_heads, spec.head_dim, model.dtype)
         theirs = (layout.num_layers, layout.num_kv_heads, layout.head_dim, kv.dtype)
         if ours != theirs:
-            raise ValueError(f"a model of (layers, KV heads, head, type) {ours}; a pool of {theirs}")
+            raise ValueError(
+                f"a model of (layers, KV heads, head, type) {ours}; a pool of {theirs}"
+            )
         self._model, self._kv, self._layout = model, kv, layout
 
     @torch.inference_mode()
-    def execute(
-        self, steps: Sequence[SequenceStep], *, with_logits: bool = False
-    ) -> StepResult:
+    def execute(self, steps: Sequence[SequenceStep], *, with_logits: bool = False) -> StepResult:
         """Compute one step.
 
         When this returns, the keys and values of all its tokens are in the pool.

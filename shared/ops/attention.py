@@ -105,7 +105,12 @@ def paged_attention(
 
 
 def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tensor]:
-    """Copy a sequence's keys and values side by side: two [num_kv_heads, context_len, head_dim]."""
+    """Copy a sequence's keys and values out of its blocks.
+
+    Returns:
+        Two tensors [num_kv_heads, 1, context_len, head_dim]: each KV head is a batch entry of its
+        own, so the query heads that share it can share it by strides.
+    """
     _, _, num_kv_heads, block_size, head_dim = kv_layer.shape
     num_blocks = span.block_table.shape[0]
     if num_blocks != -(-span.context_len // block_size):
@@ -114,36 +119,32 @@ def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tenso
         )
     # Selecting along the third dimension puts heads outside tokens in the same copy.
     blocks = kv_layer.permute(1, 2, 0, 3, 4).index_select(2, span.block_table)
-    context = blocks.view(2, num_kv_heads, num_blocks * block_size, head_dim)
-    key, value = context[:, :, : span.context_len].unbind(0)
+    context = blocks.view(2, num_kv_heads, 1, num_blocks * block_size, head_dim)
+    key, value = context[:, :, :, : span.context_len].unbind(0)
     return key, value
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Attend with [query_len, num_heads, head_dim] over one sequence's context."""
     query_len, num_heads, head_dim = query.shape
-    num_kv_heads, context_len, _ = key.shape
+    num_kv_heads, _, context_len, _ = key.shape
     num_shared = num_heads // num_kv_heads
     if query_len == 1:
-        # The heads that share keys are the rows of one matrix: no mask, and a head's keys are
-        # read once.
-        attended = functional.scaled_dot_product_attention(
-            query.view(1, num_kv_heads, num_shared, head_dim),
-            key.unsqueeze(0),
-            value.unsqueeze(0),
-            scale=scale,
-        )
-        return attended.reshape(1, num_heads, head_dim)
-    # Keys and values are shared by strides, not by copies.
-    shared = (num_kv_heads, num_shared, context_len, head_dim)
+        # The query heads that share a KV head are the rows of one matrix: no mask is needed, and
+        # keys are read once for all of them.
+        grouped = query.view(num_kv_heads, 1, num_shared, head_dim)
+    else:
+        grouped = query.view(query_len, num_kv_heads, num_shared, head_dim).permute(1, 2, 0, 3)
+        shared = (num_kv_heads, num_shared, context_len, head_dim)
+        key, value = key.expand(shared), value.expand(shared)
     attended = functional.scaled_dot_product_attention(
-        query.view(query_len, num_kv_heads, num_shared, head_dim).permute(1, 2, 0, 3),
-        key.unsqueeze(1).expand(shared),
-        value.unsqueeze(1).expand(shared),
+        grouped,
+        key,
+        value,
         attn_mask=mask,
-        is_causal=mask is None,
+        is_causal=mask is None and query_len > 1,
         scale=scale,
     )
+    if query_len == 1:
+        return attended.reshape(1, num_heads, head_dim)
     return attended.permute(2, 0, 1, 3).reshape(query_len, num_heads, head_dim)

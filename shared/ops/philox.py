@@ -19,14 +19,12 @@ WORD_MASK = 0xFFFFFFFF
 UNIFORM_BITS = 23
 """A float32 holds 24 bits, and half a step is added so that 0 and 1 are never reached."""
 
-Word = Tensor | int
 
-
-def philox(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def philox(counter: tuple[Tensor, int, int, int], key: tuple[int, int]) -> tuple[Tensor, ...]:
     """Return the four output words for every counter.
 
     Args:
-        counter: Four words in [0, 2^32), ints or int64 tensors that broadcast to one shape.
+        counter: Four words in [0, 2^32), the first one an int64 tensor of any shape.
         key: Two words in [0, 2^32).
 
     Returns:
@@ -34,7 +32,7 @@ def philox(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> tupl
     """
     # int64 is what torch multiplies everywhere.  A product of two words wraps around to the
     # right 64 bits; the shift is arithmetic, and the mask then drops the copies of the sign.
-    c0, c1, c2, c3 = torch.broadcast_tensors(*(torch.as_tensor(word) for word in counter))
+    c0, (c1, c2, c3) = counter[0], (torch.full_like(counter[0], word) for word in counter[1:])
     k0, k1 = key
     for _ in range(NUM_ROUNDS):
         product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]

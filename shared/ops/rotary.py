@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def rotary_angles(
-    positions: Tensor, inverse_wavelengths: Tensor
-) -> tuple[Tensor, Tensor]:
+def rotary_angles(positions: Tensor, inverse_wavelengths: Tensor) -> tuple[Tensor, Tensor]:
     """Return what `apply_rotary` multiplies with, for one step's tokens.
 
     A table over all positions would take 128 MiB at a context of 128k tokens; this takes some

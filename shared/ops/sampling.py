@@ -73,9 +73,7 @@ class SamplingParams:
         return self.temperature == 0
 
 
-def sample(
-    logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
-) -> Tensor:
+def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
     """Choose one token for every row.
 
     Rows are computed one by one: each keeps another number of candidates, and a row must not
