@@ -40,10 +40,8 @@ class PoolConfig(Section, frozen=True, kw_only=True):
     """`[pool]`: the KV pool that prefilld owns and decoded maps."""
 
     num_blocks: NumBlocks = 1024
-    """16,384 tokens: two prompts as long as the embedded model's context, 755 MB in float32.
-
-    Memory is taken for blocks as they are first written.
-    """
+    """16,384 tokens: two of the embedded model's longest prompts, 755 MB in float32, all of it
+    taken at the start."""
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     """Tokens a block.  Half a block a sequence is wasted; a block is one piece to transfer."""
     access: Literal["auto", "pull"] = "auto"
@@ -56,8 +54,9 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     """`[prefilld]`: the daemon that turns prompts into KV cache."""
 
     socket: Text
-    """Absolute path of the socket for clients; its default depends on the environment."""
+    """Path of the socket for clients; README.md says where it lies by default."""
     device: Literal["cpu"] = "cpu"
+    """Where prompts are computed."""
     token_budget: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
     """Prompt tokens a step.  Fewer let short prompts pass long ones, more waste less on steps."""
     max_waiting: Annotated[int, Meta(ge=0, le=1 << 20)] = 128
@@ -72,14 +71,15 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     """`[decoded]`: the daemon that turns KV cache into answers."""
 
     socket: Text
-    """Absolute path of the socket for prefilld's link and for STATUS."""
+    """Path of the socket for prefilld's link and for STATUS; by default beside the other one."""
     device: Literal["cpu"] = "cpu"
+    """Where answers are computed."""
     num_blocks: NumBlocks = 1024
-    """decoded's own pool, into which blocks are pulled; see `[pool] num_blocks`."""
+    """Of decoded's own pool, into which blocks are pulled; its memory is taken as it is written."""
     max_batch: Annotated[int, Meta(ge=1, le=4096)] = 32
     """Sequences a step.  The pool holds about 25 of the default length at once."""
     threads: Threads = 0
-    """As `[prefilld] threads`."""
+    """Compute threads, as for prefilld."""
     link_uid: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
     """A user, beside root and decoded's own, whose prefilld may open the link."""
 
@@ -112,7 +112,7 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     """For the whole hand-shake, in which decoded maps the pool and reads it three times."""
     quarantine_s: Seconds = 10.0
     """How long blocks of a peer that is not proved gone stay out of use."""
-    min_bandwidth_gb_s: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    min_bandwidth_gb_s: Annotated[float, Meta(ge=0.0, le=100_000.0)] = 0.0
     """Slowest mapping that is taken, in 10^9 bytes a second.  0: a memfd has one kind of path."""
 
 
@@ -120,6 +120,7 @@ class LogConfig(Section, frozen=True, kw_only=True):
     """`[log]`: what is told on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The lowest that is logged."""
     format: Literal["auto", "json", "console"] = "auto"
     """`auto`: console on a terminal, JSON lines anywhere else."""
     prompts: bool = False
