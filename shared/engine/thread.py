@@ -1,7 +1,7 @@
 """The one thread of a daemon that computes, and its door to the event loop.
 
-Torch's thread count and inference mode are properties of a thread, not of the process, so both
-are set inside the thread that computes.  One thread also means one order: steps run as they were
+Torch's thread count and its inference mode belong to a thread, not to the process, so both are set
+inside the thread that computes.  One thread also means one order: steps run as they were
 submitted, and no two ever touch the pool at once.
 """
 
@@ -46,7 +46,7 @@ class EngineThread:
         self._executor = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix=name,
-            initializer=_prepare_thread,
+            initializer=torch.set_num_threads,
             initargs=(num_threads,),
         )
 
@@ -65,7 +65,7 @@ class EngineThread:
             RuntimeError: The thread was stopped.
             BaseException: Whatever `function` raises.
         """
-        future = self._executor.submit(function, *args, **kwargs)
+        future = self._executor.submit(_infer, function, *args, **kwargs)
         self.num_submitted += 1
         future.add_done_callback(self._count_finished)
         return await asyncio.wrap_future(future)
@@ -81,7 +81,6 @@ class EngineThread:
             self.num_finished += 1
 
 
-def _prepare_thread(num_threads: int) -> None:
-    torch.set_num_threads(num_threads)
-    # Entered for the thread's whole life; the thread's end is its exit.
-    torch.inference_mode().__enter__()
+def _infer(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    with torch.inference_mode():
+        return function(*args, **kwargs)

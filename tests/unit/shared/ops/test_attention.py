@@ -101,9 +101,7 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
 def test_more_queries_than_context_are_refused() -> None:
     """A query is itself part of its context."""
     with pytest.raises(ShapeError, match="3 queries cannot end a context of 2"):
-        SequenceSpan.of(
-            query_start=0, query_len=3, context_len=2, block_table=torch.tensor([1])
-        )
+        SequenceSpan.of(query_start=0, query_len=3, context_len=2, block_table=torch.tensor([1]))
 
 
 def test_a_block_table_of_the_wrong_length_is_refused() -> None:

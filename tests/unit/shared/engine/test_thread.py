@@ -1,0 +1,96 @@
+"""The engine thread: order, settings, progress and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+import torch
+
+from shared.engine.thread import EngineThread
+
+
+def fail() -> None:
+    raise ZeroDivisionError("as planned")
+
+
+def test_calls_run_in_order_on_one_thread_with_its_own_settings() -> None:
+    """Torch's thread count and inference mode belong to a thread, so they are set inside it."""
+    here = torch.get_num_threads()
+
+    def look() -> tuple[int, bool, str]:
+        name = threading.current_thread().name
+        return torch.get_num_threads(), torch.is_inference_mode_enabled(), name
+
+    async def main() -> list[tuple[int, bool, str]]:
+        engine = EngineThread(num_threads=here + 1, name="calc")
+        try:
+            return [await engine.run(look) for _ in range(2)]
+        finally:
+            await engine.stop()
+
+    seen = asyncio.run(main())
+    assert seen[0] == seen[1] == (here + 1, True, "calc_0")
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_progress_is_counted_through_success_and_failure() -> None:
+    """A watchdog reads the counters; an exception is progress and reaches the caller."""
+
+    async def main() -> EngineThread:
+        engine = EngineThread(num_threads=1)
+        may_end = threading.Event()
+        running = asyncio.create_task(engine.run(may_end.wait))
+        await asyncio.sleep(0)
+        assert engine.is_busy
+        may_end.set()
+        assert await running is True
+        with pytest.raises(ZeroDivisionError, match="as planned"):
+            await engine.run(fail)
+        await engine.stop()
+        return engine
+
+    engine = asyncio.run(main())
+    assert (engine.num_submitted, engine.num_finished, engine.is_busy) == (2, 2, False)
+
+
+def test_stop_ends_the_running_call_and_drops_the_waiting_ones() -> None:
+    """A step in flight must finish writing; one that has not begun must not begin."""
+    ran: list[str] = []
+
+    async def main() -> EngineThread:
+        engine = EngineThread(num_threads=1)
+        begun, may_end = threading.Event(), threading.Event()
+
+        def first() -> None:
+            begun.set()
+            may_end.wait()
+            ran.append("first")
+
+        tasks = [
+            asyncio.create_task(engine.run(first)),
+            asyncio.create_task(engine.run(ran.append, "second")),
+        ]
+        await asyncio.to_thread(begun.wait)
+        stopping = asyncio.create_task(engine.stop())
+        await asyncio.sleep(0)
+        may_end.set()
+        await stopping
+        await engine.stop()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert results[0] is None
+        assert isinstance(results[1], asyncio.CancelledError)
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await engine.run(fail)
+        return engine
+
+    engine = asyncio.run(main())
+    assert ran == ["first"]
+    assert not engine.is_busy
+
+
+def test_no_threads_is_refused() -> None:
+    """Torch would raise only inside the thread, where nobody looks."""
+    with pytest.raises(ValueError, match="num_threads is 0"):
+        EngineThread(num_threads=0)
