@@ -87,7 +87,7 @@ def list_(as_json: bool) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(name_or_path: str, dtype: str, pool_gib: float, as_json: bool) -> None:
-    """Describe a model: its shape, its tokenizer, and what its KV cache costs."""
+    """Describe a model and the price of its KV cache."""
     from shared.model.fetch import resolve_model  # noqa: PLC0415 - as above
     from shared.model.gguf_file import read_header  # noqa: PLC0415 - as above
     from shared.model.gguf_model import read_spec  # noqa: PLC0415 - as above

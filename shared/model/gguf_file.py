@@ -3,7 +3,8 @@
 No tensor data is read and nothing outside the standard library is imported, so this takes tens of
 milliseconds where the `gguf` package's reader takes seconds: that one makes several arrays for
 each of the hundred thousand strings of a tokenizer, and takes a truncated file for a short one.
-(De-quantising is the package's part; see `weights`.)
+Tensors are known to begin inside the file; whether they end there depends on their storage types,
+which are `weights`' matter.
 
 The bytes are not trusted: every length is held against what is left of the file before anything
 is allocated, and the only exception for a bad file is `ModelFileError`.
@@ -200,6 +201,11 @@ def _parse(reader: _Reader) -> GgufHeader:
     for name, shape, type_id, offset_bytes in infos:
         if name in tensors:
             raise reader.fail(f"has the tensor {name!r} twice")
+        if data_offset_bytes + offset_bytes >= reader.size_bytes:
+            raise reader.fail(
+                f"is truncated: {name!r} begins at byte {data_offset_bytes + offset_bytes} "
+                f"of a file of {reader.size_bytes}"
+            )
         tensors[name] = TensorInfo(
             name=name,
             shape=shape,

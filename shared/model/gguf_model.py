@@ -15,6 +15,7 @@ from shared.model.spec import ARCHITECTURES, ModelSpec
 from shared.model.vocabulary import Vocabulary
 
 V = TypeVar("V", bound=Value)
+S = TypeVar("S", str, int)
 
 UNSUPPORTED_HINT = "choose another model; `kvpair model list` names ones that run"
 
@@ -68,18 +69,23 @@ def read_spec(header: GgufHeader) -> ModelSpec:
     for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if (value := _optional(header, key, head_dim)) != head_dim:
             raise _unsupported(header, f"{key} = {value}, not the head's {head_dim}")
+    num_layers = _require(header, "llama.block_count", int)
+    if num_layers > len(header.tensors):  # before anybody makes a list of their tensors
+        raise ModelFileError(
+            header.path, f"claims {num_layers} layers with {len(header.tensors)} tensors"
+        )
     bos_id, eos_ids = _special_ids(header)
     try:
         return ModelSpec(
             name=_optional(header, "general.name", header.path.stem),
             architecture=architecture,
-            num_layers=_require(header, "llama.block_count", int),
+            num_layers=num_layers,
             hidden_size=hidden_size,
             num_heads=num_heads,
             num_kv_heads=_optional(header, "llama.attention.head_count_kv", num_heads),
             head_dim=head_dim,
             intermediate_size=_require(header, "llama.feed_forward_length", int),
-            vocab_size=len(_require(header, "tokenizer.ggml.tokens", tuple)),
+            vocab_size=len(_array(header, "tokenizer.ggml.tokens", str)),
             max_context_tokens=_require(header, "llama.context_length", int),
             rope_theta=_optional(header, "llama.rope.freq_base", 10_000.0),
             rms_norm_eps=_decimal(
@@ -106,8 +112,8 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
             f"has a tokenizer of kind {model!r}; this version runs: gpt2 (byte-level BPE)",
             hint=UNSUPPORTED_HINT,
         )
-    tokens = _require(header, "tokenizer.ggml.tokens", tuple)
-    types = _require(header, "tokenizer.ggml.token_type", tuple)
+    tokens = _array(header, "tokenizer.ggml.tokens", str)
+    types = _array(header, "tokenizer.ggml.token_type", int)
     if len(types) != len(tokens):
         raise ModelFileError(header.path, f"has {len(tokens)} tokens but {len(types)} token types")
     bos_id, _ = _special_ids(header)
@@ -116,7 +122,7 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
         pre=_require(header, "tokenizer.ggml.pre", str),
         tokens=tokens,
         token_types=types,
-        merges=_require(header, "tokenizer.ggml.merges", tuple),
+        merges=_array(header, "tokenizer.ggml.merges", str),
         # Files from before the flag existed hold models whose own tokenizers add nothing.
         add_bos=_optional(header, "tokenizer.ggml.add_bos_token", False),
         bos_id=bos_id,
@@ -140,7 +146,7 @@ def read_special_tokens(header: GgufHeader) -> dict[str, str]:
     Raises:
         ModelFileError: An id is outside the vocabulary.
     """
-    tokens = _require(header, "tokenizer.ggml.tokens", tuple)
+    tokens = _array(header, "tokenizer.ggml.tokens", str)
     texts: dict[str, str] = {}
     for name, key in SPECIAL_TOKENS.items():
         token_id = _optional(header, f"tokenizer.ggml.{key}_token_id", -1)
@@ -226,6 +232,14 @@ def _require(header: GgufHeader, key: str, kind: type[V]) -> V:
             header.path, f"has {key!r} of type {type(value).__name__}, not {kind.__name__}"
         )
     return value
+
+
+def _array(header: GgufHeader, key: str, kind: type[S]) -> tuple[S, ...]:
+    values: tuple[Value, ...] = _require(header, key, tuple)
+    items = tuple([value for value in values if isinstance(value, kind)])
+    if len(items) != len(values):
+        raise ModelFileError(header.path, f"has {key!r} of other values than {kind.__name__}")
+    return items
 
 
 def _optional(header: GgufHeader, key: str, default: V) -> V:

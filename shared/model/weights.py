@@ -122,13 +122,14 @@ class _Job:
                 raise ModelFileError(
                     self.path, "became shorter while it was read", hint=DAMAGED_HINT
                 )
-            run.copy_(torch.from_numpy(self._dequantize(raw, len(run))).view(run.shape))
+            run.copy_(torch.from_numpy(self._dequantize(raw)).view(run.shape))
         return tensor
 
-    def _dequantize(self, raw: NDArray[np.uint8], num_rows: int) -> NDArray[np.float32]:
+    def _dequantize(self, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
         _, block_bytes = gguf.GGML_QUANT_SIZES[self.kind]
         long_rows = PACKAGE_GROUP_ROWS if raw.size // block_bytes % PACKAGE_GROUP_ROWS == 0 else 1
-        values: NDArray[np.float32] = gguf.dequantize(raw.reshape(long_rows, -1), self.kind)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is stored may be no number
+            values: NDArray[np.float32] = gguf.dequantize(raw.reshape(long_rows, -1), self.kind)
         return values
 
 

@@ -109,6 +109,14 @@ def test_scaled_rotation_is_refused_by_its_tensor_too(tmp_path: Path) -> None:
         read_spec(header)
 
 
+def test_more_layers_than_tensors_are_refused_before_they_are_listed(tmp_path: Path) -> None:
+    """A damaged count of four billion would otherwise fill the memory with names."""
+    recipe = TinyGguf(metadata={"llama.block_count": ((1 << 32) - 1, U32)})
+    header = read_header(recipe.write(tmp_path / "m.gguf"))
+    with pytest.raises(ModelFileError, match="claims 4294967295 layers with 11 tensors"):
+        read_spec(header)
+
+
 def test_another_architecture_is_refused_with_the_list(tmp_path: Path) -> None:
     """The user learns what would run."""
     header = read_header(TinyGguf().write(tmp_path / "m.gguf", architecture="qwen2"))
@@ -154,6 +162,16 @@ def test_token_types_that_do_not_match_the_tokens_are_refused(tmp_path: Path) ->
     recipe = TinyGguf(metadata={"tokenizer.ggml.token_type": ([1, 1], ARRAY)})
     header = read_header(recipe.write(tmp_path / "m.gguf"))
     with pytest.raises(ModelFileError, match=r"has \d+ tokens but 2 token types"):
+        read_vocabulary(header)
+
+
+@pytest.mark.parametrize("key", ["tokens", "token_type", "merges"])
+def test_lists_of_the_wrong_kind_are_refused(tmp_path: Path, key: str) -> None:
+    """The format lets any list hold anything."""
+    values = [0.5] * len(tokens())
+    recipe = TinyGguf(metadata={f"tokenizer.ggml.{key}": (values, ARRAY)})
+    header = read_header(recipe.write(tmp_path / "m.gguf"))
+    with pytest.raises(ModelFileError, match=f"has 'tokenizer.ggml.{key}' of other values than"):
         read_vocabulary(header)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from gguf import GGUFValueType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shared.model.errors import ModelFileError
 from shared.model.gguf_file import content_id, read_header
@@ -58,6 +60,28 @@ def test_a_tokenizer_that_cannot_be_built_costs_no_reading_of_weights(tmp_path: 
             "float32",
             progress=lambda *_: pytest.fail("weights were read"),
         )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(damage=st.binary(min_size=1, max_size=40), at=st.integers(min_value=0))
+def test_a_damaged_header_is_a_named_error_or_does_no_harm(
+    tmp_path: Path, damage: bytes, at: int
+) -> None:
+    """Whatever the bytes, nothing but `ModelFileError` comes out of loading, in one line."""
+    whole, damaged = tmp_path / "whole.gguf", tmp_path / "damaged.gguf"
+    if not whole.exists():
+        TinyGguf().write(whole)
+    data = bytearray(whole.read_bytes())
+    at %= read_header(whole).data_offset_bytes
+    data[at : at + len(damage)] = damage
+    damaged.write_bytes(data)
+    try:
+        load_model_file(damaged, "float32")
+    except ModelFileError as error:
+        told = str(error)
+    else:
+        told = ""
+    assert "\n" not in told
 
 
 @pytest.mark.model
