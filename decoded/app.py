@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decoded.admittance import judge_hello, link_busy
+from decoded.adoption import AdoptionDesk
+from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
-from decoded.serving import Serving
+from decoded.scheduler import Scheduler
+from decoded.sequence import Sequence
+from decoded.sequences import SequenceBook
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from protocol.acceptor import Acceptor
@@ -45,6 +50,17 @@ async def run(service: Service) -> None:
         await engine.stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts:
+    """What there is once the model is loaded."""
+
+    host: ModelHost
+    allocator: BlockAllocator
+    scheduler: Scheduler[Sequence]
+    book: SequenceBook
+    desk: AdoptionDesk
+
+
 class Decoded:
     """The daemon.
 
@@ -61,9 +77,8 @@ class Decoded:
         self._instance = this_instance()
         self._visitors: set[Visitor] = set()
         self._loaded = asyncio.Event()
-        self._host: ModelHost | None = None
-        self._allocator: BlockAllocator | None = None
-        self._serving: Serving | None = None
+        self._parts: _Parts | None = None
+        """Once the model is loaded."""
         self._acceptor = Acceptor(
             listener.socket,
             self._on_connection,
@@ -73,33 +88,67 @@ class Decoded:
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
-        self._serving = await self._load()
-        self._service.spawn(self._serving.decode_loop(), name="decode")
-        self._service.spawn(self._sweep(self._serving), name="sweep")
+        await self._load()
+        assert self._parts is not None
+        self._service.spawn(self._sweep(self._parts), name="sweep")
         self._service.set_state(DaemonState.WAITING)
         self._loaded.set()
         await self._service.draining.wait()
-        for session in self._serving.sessions:
+        for session in self._parts.desk.sessions:
             if session.is_open:
                 session.send(wire.Drain())
-        while not self._serving.is_idle:
+        while not self._parts.book.is_idle:  # noqa: ASYNC110  idleness has no single event
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:
         """End everything at once: what is left is told that the daemon stops."""
         self._acceptor.stop()
         self._listener.close()
-        if self._serving is not None:
-            self._serving.end_all("draining", "decoded is shutting down")
+        if self._parts is not None:
+            is_told = self._service.draining.is_set()
+            code = "draining" if is_told else "internal"
+            for sequence in self._parts.book.living:
+                self._parts.book.fail(sequence, code, "decoded is shutting down")
+            for session in self._parts.desk.sessions:
+                session.leave()
         for visitor in list(self._visitors):
             visitor.close()
 
-    async def _load(self) -> Serving:
+    async def _load(self) -> None:
         service, config = self._service, self._service.config
         num_blocks = config.decoded.num_blocks
         host = await self._engine.run(load_model_host, config, num_blocks=num_blocks)
         pool = await self._engine.run(LocalPool, host.layout)
-        self._host, self._allocator = host, BlockAllocator(num_blocks)
+        work = asyncio.Event()
+        allocator = BlockAllocator(num_blocks)
+        scheduler: Scheduler[Sequence] = Scheduler(
+            allocator=allocator, max_batch=config.decoded.max_batch
+        )
+        book = SequenceBook(
+            service=service, scheduler=scheduler, metrics=self._metrics, on_work=work.set
+        )
+        desk = AdoptionDesk(
+            service=service,
+            scheduler=scheduler,
+            book=book,
+            metrics=self._metrics,
+            token_bytes=host.tokenizer.token_bytes,
+            on_work=work.set,
+        )
+        loop = DecodeLoop(
+            runner=ModelRunner(host.model, pool.kv, host.layout),
+            engine=self._engine,
+            pool=pool,
+            work=work,
+            scheduler=scheduler,
+            desk=desk,
+            book=book,
+            metrics=self._metrics,
+        )
+        self._parts = _Parts(
+            host=host, allocator=allocator, scheduler=scheduler, book=book, desk=desk
+        )
+        service.spawn(loop.run(), name="decode")
         service.log.info(
             "model.loaded",
             model=host.name,
@@ -107,28 +156,20 @@ class Decoded:
             num_blocks=host.layout.num_blocks,
             pool_bytes=host.layout.pool_bytes,
         )
-        return Serving(
-            service=service,
-            host=host,
-            runner=ModelRunner(host.model, pool.kv, host.layout),
-            engine=self._engine,
-            pool=pool,
-            allocator=self._allocator,
-            metrics=self._metrics,
-        )
 
-    async def _sweep(self, serving: Serving) -> None:
+    async def _sweep(self, parts: _Parts) -> None:
         """Look at every deadline, for ever."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._service.clock.monotonic_ns() / NS_PER_S
-            serving.expire(now_s)
-            for visitor in list(self._visitors):
+            parts.book.close_stalled(now_s)
+            parts.desk.tick()
+            for visitor in tuple(self._visitors):
                 if visitor.is_stalled(now_s, self._service.config.limits.client_stall_timeout_s):
                     visitor.close()
-            if serving.is_idle and self._allocator is not None:
-                self._allocator.check_integrity()
-            has_link = any(session.is_open for session in serving.sessions)
+            if parts.book.is_idle:
+                parts.allocator.check_integrity()
+            has_link = any(session.is_open for session in parts.desk.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
 
     # --- who knocks --------------------------------------------------------------------------
@@ -164,16 +205,15 @@ class Decoded:
 
     async def _greet(self, visitor: Visitor, hello: wire.Hello) -> None:
         await self._loaded.wait()
-        assert self._host is not None
-        assert self._serving is not None
-        credentials = visitor.credentials
+        assert self._parts is not None
+        parts, credentials = self._parts, visitor.credentials
         refusal = judge_hello(
             hello,
             instance=self._instance,
             uid=credentials.uid,
             allowed_uids=self._allowed_uids(),
-            fields=self._host.fields,
-        ) or self._refuse_second(self._serving)
+            fields=parts.host.fields,
+        ) or self._refuse_second(parts.desk)
         if refusal is not None:
             self._metrics.links_refused.labels(refusal.code).inc()
             self._service.log.warning(
@@ -188,25 +228,25 @@ class Decoded:
         session = LinkSession(
             service=self._service,
             engine=self._engine,
-            host=self._host,
+            host=parts.host,
             socket=visitor.socket,
             hello=hello,
             pid=credentials.pid,
-            intake=self._serving.new_intake(),
-            handler=self._serving,
+            intake=parts.desk.new_intake(),
+            handler=parts.desk,
             loop=self._loop,
         )
-        held = self._serving.held_leases(hello.epoch)
-        self._serving.add_session(session)
+        held = parts.desk.held_leases(hello.epoch)
+        parts.desk.add_session(session)
         visitor.become(session)
         session.welcome(
             self._instance, held=held, pool_blocks=self._service.config.decoded.num_blocks - 1
         )
         self._metrics.links.inc()
 
-    def _refuse_second(self, serving: Serving) -> wire.Refuse | None:
+    def _refuse_second(self, desk: AdoptionDesk) -> wire.Refuse | None:
         """Keep one link at a time: a living one refuses others, a dead one gives way."""
-        for session in serving.sessions:
+        for session in desk.sessions:
             if session.is_lost:
                 continue
             if not session.is_peer_gone:
@@ -226,16 +266,18 @@ class Decoded:
             "device": "cpu",
             "model": self._service.config.model.path,
         }
-        host, allocator, serving = self._host, self._allocator, self._serving
-        if host is None or allocator is None or serving is None:
+        parts = self._parts
+        if parts is None:
             return status
-        living = [session for session in serving.sessions if not session.is_lost]
-        link = living[0].status() if living else {"state": "waiting"}
-        epoch = living[0].epoch.hex() if living else None
+        living = [session for session in parts.desk.sessions if not session.is_lost]
         return status | {
-            "fingerprint": host.fingerprint,
-            "epoch": epoch,
-            "pool": pool_status(allocator, host.layout),
-            "sequences": serving.sequences_status(),
-            "link": link,
+            "fingerprint": parts.host.fingerprint,
+            "epoch": living[0].epoch.hex() if living else None,
+            "pool": pool_status(parts.allocator, parts.host.layout),
+            "sequences": {
+                "running": parts.scheduler.num_running,
+                "waiting": parts.scheduler.num_reserved,
+                "swapped": 0,
+            },
+            "link": living[0].status() if living else {"state": "waiting"},
         }

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from decoded.intake import BlockCopy
+    from decoded.lease_effects import BlockCopy
     from shared.engine.batch import SequenceStep
     from shared.engine.runner import ModelRunner
 
 BUSY_COPY_BYTES = 32 << 20
 """Bytes to copy in a turn beside a step.
 
-At the 4 to 8 GB/s of one core they take 4 to 8 ms, a tenth to a fifth of a step of the embedded model.
+At the 4 to 8 GB/s of one core they take 4 to 8 ms: a fifth at most of an embedded model's step.
 """
 
 IDLE_COPY_BYTES = 256 << 20

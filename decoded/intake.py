@@ -25,8 +25,20 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
+from decoded.lease_effects import (
+    BlockCopy,
+    Effect,
+    Ignored,
+    Lost,
+    Pulled,
+    SendAdopt,
+    SendNoChunk,
+    SendReject,
+    SendRelease,
+    Unreserve,
+)
+
 R = TypeVar("R")
-"""What the caller keeps of an adopted request; this table only carries it."""
 
 
 class LeaseState(Enum):
@@ -37,94 +49,6 @@ class LeaseState(Enum):
     ADOPTED = auto()
     ENDING = auto()
     """To be released and unreserved as soon as no copy runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockCopy:
-    """A bounded run of one lease's blocks to copy: `sources[i]` into `targets[i]`."""
-
-    lease_id: int
-    slot: int
-    generation: int
-    sources: list[int]
-    targets: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class SendNoChunk:
-    """Answer NOCHUNK."""
-
-    lease_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendAdopt(Generic[R]):
-    """Answer ADOPT; from here the request's stream is ours."""
-
-    lease_id: int
-    request: R
-
-
-@dataclass(frozen=True, slots=True)
-class SendReject(Generic[R]):
-    """Answer REJECT with `code`; the request stays prefilld's."""
-
-    lease_id: int
-    code: str
-    message: str
-    request: R
-
-
-@dataclass(frozen=True, slots=True)
-class SendRelease:
-    """Answer RELEASE: the lease's blocks will not be read again."""
-
-    lease_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unreserve:
-    """Give the target blocks and the place in the batch back to the scheduler."""
-
-    blocks: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled(Generic[R]):
-    """All of the prompt is in `blocks`: start the sequence."""
-
-    request: R
-    blocks: list[int]
-    copy_start_ns: int = 0
-    copy_done_ns: int = 0
-    """When the first copy began and the last one ended, as `copied` was told."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost(Generic[R]):
-    """The blocks were revoked under the copy: the request ends with `prefill-lost`."""
-
-    request: R
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A late, doubled or unknown message: count it."""
-
-    kind: str
-    lease_id: int
-
-
-Effect = (
-    SendNoChunk
-    | SendAdopt[R]
-    | SendReject[R]
-    | SendRelease
-    | Unreserve
-    | Pulled[R]
-    | Lost[R]
-    | Ignored
-)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,15 +1,14 @@
 """One link as decoded sees it: answers HELLO, maps and proves the pool, passes messages on.
 
-A session outlives its connection: what was adopted is still pulled from the mapping after prefilld has
-died, and only then is the mapping closed.  So the link of a new epoch can be open while blocks of an
-old one are still being read; each session has its own mapping, control page and book of leases.
+A session outlives its connection: what was adopted is still pulled from the mapping after prefilld
+has died, and only then is the mapping closed.  So the link of a new epoch can be open while blocks
+of an old one are still being read; each session has its own mapping and its own book of leases.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from decoded.admittance import (
@@ -20,29 +19,24 @@ from decoded.admittance import (
     too_slow,
     unmappable,
 )
+from decoded.mapping import PeerPool
 from protocol import messages as wire
 from protocol.errors import InvalidMessageError
 from shared.clock import NS_PER_S
 from shared.daemon.keepalive import Keepalive, Verdict
 from shared.daemon.peer_watch import PeerWatch
-from shared.kv.control_page import ControlPageView
-from shared.kv.errors import LayoutError, PoolInUseError, PoolMappingError
-from shared.kv.memfd import MemfdMapping
-from shared.kv.proof import measure_bandwidth, read_digest
+from shared.kv.errors import LayoutError, PoolMappingError
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from torch import Tensor
-
-    from decoded.intake import BlockCopy, Intake
+    from decoded.intake import Intake
     from decoded.sequence import Sequence
     from protocol.closing import CloseReason
     from protocol.sockets import MessageSocket
     from shared.daemon.model_host import ModelHost
     from shared.engine.thread import EngineThread
-    from shared.kv.layout import KVLayout
     from shared.service.frame import Service
 
 
@@ -65,14 +59,6 @@ class LinkHandler(Protocol):
 
     def credits(self, session: LinkSession) -> wire.Credits:
         """Return what can still be taken."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Mapped:
-    pool: MemfdMapping
-    page: ControlPageView
-    digest: bytes
-    bandwidth_gb_s: float
 
 
 class LinkSession:
@@ -110,9 +96,12 @@ class LinkSession:
             now_s=self._now_s(),
         )
         self._state = "handshake"
-        self._mapped: _Mapped | None = None
+        self._peer_pool: PeerPool | None = None
         self._rtt_us: float | None = None
         self._told: wire.Credits | None = None
+        self._is_mapping = False
+        self._is_parting = False
+        """One side said BYE: the end of the link is no fault."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -133,39 +122,26 @@ class LinkSession:
 
     def status(self) -> dict[str, object]:
         """Return what STATUS tells of the link."""
-        mapped = self._mapped
+        pool = self._peer_pool
         return {
             "state": self._state,
             "peer_pid": self.pid,
             "access": "pull",
-            "bandwidth_gb_s": None if mapped is None else round(mapped.bandwidth_gb_s, 3),
+            "bandwidth_gb_s": None if pool is None else round(pool.bandwidth_gb_s, 3),
             "rtt_us": self._rtt_us,
         }
 
-    # --- the pool ----------------------------------------------------------------------------
-
     @property
-    def kv(self) -> Tensor:
-        """Prefilld's pool as mapped here; read-only."""
-        assert self._mapped is not None, "a lease came before the pool was mapped"
-        return self._mapped.pool.kv
-
-    def is_valid(self, copy: BlockCopy) -> bool:
-        """Whether prefilld has not taken the lease of this copy back."""
-        return self._mapped is not None and (self._mapped.page.read(copy.slot) == copy.generation)
+    def peer_pool(self) -> PeerPool:
+        """Prefilld's pool as mapped here; the state tables put MAPPED before any lease."""
+        assert self._peer_pool is not None, "a lease came before the pool was mapped"
+        return self._peer_pool
 
     def close_mapping(self) -> bool:
         """Unmap the pool once nothing can be read from it any more; True when that is done."""
-        if not self.is_lost or not self.intake.is_empty:
+        if not self.is_lost or self._is_mapping or not self.intake.is_empty:
             return False
-        if self._mapped is not None:
-            try:
-                self._mapped.pool.close()
-            except PoolInUseError:  # the engine has not dropped its last tensor yet
-                return False
-            self._mapped.page.close()
-            self._mapped = None
-        return True
+        return self._peer_pool is None or self._peer_pool.close()
 
     # --- life --------------------------------------------------------------------------------
 
@@ -217,6 +193,7 @@ class LinkSession:
     def leave(self) -> None:
         """Say BYE and close."""
         if self.is_open:
+            self._is_parting = True
             self.send(wire.Bye())
         if self._socket.is_open:
             self._socket.close_when_flushed()
@@ -251,7 +228,9 @@ class LinkSession:
         """The connection ended, and its queue was read to the end."""
         was_open = self.is_open
         self._state, self._rtt_us = "lost", None
-        if was_open:
+        if was_open and self._is_parting:
+            self._service.log.info("link.closed", num_held=len(self.intake.held))
+        elif was_open:
             self._service.log.warning(
                 "link.lost",
                 reason=reason.kind.value,
@@ -268,11 +247,11 @@ class LinkSession:
                 self._state = "mapping"
                 self._service.spawn(self._map(message, fds), name="map")
             case wire.Chunk():
-                check_chunk(message, self._layout, self._num_slots)
+                check_chunk(message, self.peer_pool.layout, self.peer_pool.num_slots)
                 self._handler.on_chunk(self, message)
             case wire.Handoff():
-                vocab_size = self._host.spec.vocab_size
-                check_handoff(message, self._layout, self._num_slots, vocab_size)
+                pool, vocab_size = self.peer_pool, self._host.spec.vocab_size
+                check_handoff(message, pool.layout, pool.num_slots, vocab_size)
                 self._handler.on_handoff(self, message, fds[0] if fds else None)
             case wire.Abort():
                 self._handler.on_abort(self, message)
@@ -283,7 +262,7 @@ class LinkSession:
             case wire.Refuse(code=code, message=text):
                 self._service.log.error("link.refused", code=code, reason=text)
             case _:
-                pass  # BYE: the end of the stream follows
+                self._is_parting = True  # BYE: the end of the stream follows
 
     # --- hand-shake --------------------------------------------------------------------------
 
@@ -292,42 +271,34 @@ class LinkSession:
         if fds is None:
             self.refuse(descriptors_lost())
             return
+        self._is_mapping = True
         try:
-            mapped = await self._engine.run(_map_pool, message, fds, self._host)
+            pool = await self._engine.run(PeerPool, message, fds, self._host.layout)
         except (PoolMappingError, LayoutError) as error:
             self.refuse(unmappable(str(error)))
             return
         finally:
+            self._is_mapping = False
             for descriptor in fds:
                 os.close(descriptor)
-        self._mapped = mapped
+        self._peer_pool = pool
         floor_gb_s = self._service.config.link.min_bandwidth_gb_s
-        if mapped.bandwidth_gb_s < floor_gb_s:
-            self.refuse(too_slow(floor_gb_s, mapped.bandwidth_gb_s))
+        if pool.bandwidth_gb_s < floor_gb_s:
+            self.refuse(too_slow(floor_gb_s, pool.bandwidth_gb_s))
             return
         if self.is_lost or not self._socket.is_open:
             return
         self._state = "open"
         self.send(
             wire.Mapped(
-                digest=mapped.digest,
-                bandwidth_gb_s=mapped.bandwidth_gb_s,
+                digest=pool.digest,
+                bandwidth_gb_s=pool.bandwidth_gb_s,
                 credits=self._credits(),
             )
         )
         self._service.log.info(
-            "link.opened", peer_pid=self.pid, bandwidth_gb_s=round(mapped.bandwidth_gb_s, 3)
+            "link.opened", peer_pid=self.pid, bandwidth_gb_s=round(pool.bandwidth_gb_s, 3)
         )
-
-    @property
-    def _layout(self) -> KVLayout:
-        assert self._mapped is not None, "the state tables put MAPPED before any lease"
-        return self._mapped.pool.layout
-
-    @property
-    def _num_slots(self) -> int:
-        assert self._mapped is not None, "the state tables put MAPPED before any lease"
-        return self._mapped.page.num_slots
 
     def _credits(self) -> wire.Credits:
         self._told = self._handler.credits(self)
@@ -335,15 +306,3 @@ class LinkSession:
 
     def _now_s(self) -> float:
         return self._service.clock.monotonic_ns() / NS_PER_S
-
-
-def _map_pool(message: wire.Map, fds: list[int], host: ModelHost) -> _Mapped:
-    layout = host.layout.with_num_blocks(message.num_blocks)
-    pool = MemfdMapping.open(fds[0], layout, message.pool_bytes)
-    page = ControlPageView.open(fds[1], message.control_slots)
-    return _Mapped(
-        pool=pool,
-        page=page,
-        digest=read_digest(pool, message.proof_bytes),
-        bandwidth_gb_s=measure_bandwidth(pool),
-    )

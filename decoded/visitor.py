@@ -1,4 +1,4 @@
-"""A connection at decoded's socket before it is known what it wants: STATUS, METRICS, or the link."""
+"""A connection at decoded's socket until it is known what it wants: STATUS, METRICS or the link."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
@@ -12,6 +13,7 @@ from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
 from prefilld.metrics import PrefillMetrics
+from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol import messages as wire
 from protocol.acceptor import Acceptor
@@ -55,6 +57,23 @@ async def run(service: Service) -> None:
         await engine.stop()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts:
+    """What there is once the model is loaded."""
+
+    host: ModelHost
+    allocator: BlockAllocator
+    desk: HandoffDesk
+    serving: Serving
+    link: PrefillLink
+    reception: Reception
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is prefilld's and nothing is left to settle with decoded."""
+        return self.reception.is_idle and self.serving.is_idle
+
+
 class Prefilld:
     """The daemon.
 
@@ -71,13 +90,8 @@ class Prefilld:
         self._clients: set[Client] = set()
         self._loaded = asyncio.Event()
         self._epoch = secrets.token_bytes(EPOCH_BYTES)
-        self._host: ModelHost | None = None
-        self._allocator: BlockAllocator | None = None
-        self._pool: MemfdPool | None = None
-        self._control_page: ControlPage | None = None
-        self._serving: Serving | None = None
-        self._desk: HandoffDesk | None = None
-        self._link: PrefillLink | None = None
+        self._parts: _Parts | None = None
+        """Once the model is loaded."""
         self._listener = listener
         self._acceptor = Acceptor(
             listener.socket,
@@ -87,46 +101,45 @@ class Prefilld:
         )
 
     async def serve(self) -> None:
-        """Load, then serve until the daemon drains."""
-        await self._load()
-        assert self._serving is not None
-        assert self._link is not None
-        self._service.spawn(self._serving.prefill_loop(), name="prefill")
-        self._service.spawn(self._link.keep(), name="link")
-        self._service.spawn(self._sweep(), name="sweep")
+        """Load, then serve until the daemon drains and nothing is left."""
+        parts = self._parts = await self._load()
+        self._service.spawn(parts.serving.prefill_loop(), name="prefill")
+        self._service.spawn(parts.link.keep(), name="link")
+        self._service.spawn(self._sweep(parts), name="sweep")
         self._loaded.set()
         self._service.set_state(DaemonState.WAITING)
         await self._service.draining.wait()
         self._stop_accepting()
-        while not self._serving.is_idle:
+        while not parts.is_idle:  # noqa: ASYNC110  idleness has no single event
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:
         """End everything at once: what is left is told that the daemon stops."""
         self._stop_accepting()
-        stopping = RequestError("draining", "prefilld is shutting down", retryable=True)
-        if self._serving is not None:
-            self._serving.end_all(stopping)
-            self._serving.close()
-        for client in list(self._clients):
-            if client.is_open and not client.has_asked:
-                client.finish(wire.Error(code="draining", message=str(stopping), retryable=True))
-        if self._link is not None:
-            self._link.close()
-        if self._host is not None and self._host.template is not None:
-            self._host.template.close()
+        is_told = self._service.draining.is_set()
+        stopping = RequestError(
+            "draining" if is_told else "internal", "prefilld is shutting down", retryable=True
+        )
+        for client in tuple(self._clients):
+            if not client.has_asked:
+                client.finish(wire.Error(code=stopping.code, message=str(stopping), retryable=True))
+        if self._parts is not None:
+            self._parts.serving.end_all(stopping)
+            self._parts.reception.close()
+            self._parts.link.close()
+            if self._parts.host.template is not None:
+                self._parts.host.template.close()
 
     def _stop_accepting(self) -> None:
         self._acceptor.stop()
         self._listener.close()
 
-    async def _load(self) -> None:
+    async def _load(self) -> _Parts:
         service, config = self._service, self._service.config
         host = await self._engine.run(load_model_host, config, num_blocks=config.pool.num_blocks)
         if host.template is not None:  # now, so that a template that is broken shows at the start
             await asyncio.to_thread(host.template.start)
         pool = await self._engine.run(MemfdPool.create, host.layout)
-        runner = ModelRunner(host.model, pool.kv, host.layout)
         allocator = BlockAllocator(config.pool.num_blocks)
         # Every lease has at least one block, so slots can never run out before blocks do.
         num_slots = min(config.pool.num_blocks, MAX_CONTROL_SLOTS)
@@ -140,20 +153,16 @@ class Prefilld:
             clock=service.clock,
             log=service.log,
             metrics=self._metrics,
-            on_blocks_freed=lambda: serving.wake(),
-            on_adopted=lambda request: serving.adopted(request),
-            on_rejected=lambda request, code, text: serving.rejected(request, code, text),
         )
         serving = Serving(
             service=service,
-            host=host,
-            runner=runner,
+            runner=ModelRunner(host.model, pool.kv, host.layout),
             engine=self._engine,
             allocator=allocator,
             desk=desk,
             metrics=self._metrics,
-            bounds=self._bounds,
         )
+        desk.attach(serving)
         exported = Exported(
             pool=pool,
             control_page=control_page,
@@ -162,15 +171,20 @@ class Prefilld:
             host=host,
             engine=self._engine,
         )
-        self._link = PrefillLink(
+        link = PrefillLink(
             service=service,
             exported=exported,
             desk=desk,
             metrics=self._metrics,
             on_change=self._on_link_change,
         )
-        self._host, self._pool, self._control_page = host, pool, control_page
-        self._allocator, self._desk, self._serving = allocator, desk, serving
+        reception = Reception(
+            service=service,
+            host=host,
+            serving=serving,
+            metrics=self._metrics,
+            bounds=lambda: self._bounds(link),
+        )
         service.log.info(
             "model.loaded",
             model=host.name,
@@ -178,39 +192,42 @@ class Prefilld:
             num_blocks=host.layout.num_blocks,
             pool_bytes=host.layout.pool_bytes,
         )
+        return _Parts(
+            host=host,
+            allocator=allocator,
+            desk=desk,
+            serving=serving,
+            link=link,
+            reception=reception,
+        )
 
-    def _bounds(self) -> Bounds:
+    def _bounds(self, link: PrefillLink) -> Bounds:
         config = self._service.config
-        peer_blocks = None if self._link is None else self._link.peer_pool_blocks
         return Bounds(  # block 0 of either pool is reserved
             prefill_blocks=config.pool.num_blocks - 1,
-            decode_blocks=peer_blocks or config.decoded.num_blocks - 1,
+            decode_blocks=link.peer_pool_blocks or config.decoded.num_blocks - 1,
             max_tokens_default=config.limits.max_tokens_default,
         )
 
     def _on_link_change(self) -> None:
-        assert self._link is not None
-        is_open = self._link.is_open
+        is_open = self._parts is not None and self._parts.link.is_open
         self._service.set_state(DaemonState.SERVING if is_open else DaemonState.WAITING)
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, parts: _Parts) -> None:
         """Look at every deadline, for ever."""
-        assert self._serving is not None
-        assert self._desk is not None
-        assert self._link is not None
+        stall_s = self._service.config.limits.client_stall_timeout_s
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._service.clock.monotonic_ns() / NS_PER_S
-            self._link.tick()
-            self._desk.expire()
-            self._serving.expire(now_s)
-            stall_s = self._service.config.limits.client_stall_timeout_s
-            for client in list(self._clients):
+            parts.link.tick()
+            parts.desk.lending.expire(now_s)
+            parts.serving.expire(now_s)
+            for client in tuple(self._clients):
                 if client.is_stalled(now_s, stall_s):
                     self._service.log.warning("client.stalled", timeout_s=stall_s)
                     client.close()
-            if self._serving.is_idle and self._allocator is not None:
-                self._allocator.check_integrity()
+            if parts.is_idle:
+                parts.allocator.check_integrity()
 
     # --- clients -----------------------------------------------------------------------------
 
@@ -242,21 +259,21 @@ class Prefilld:
 
     async def _when_loaded(self, client: Client, message: wire.Generate | wire.Check) -> None:
         await self._loaded.wait()
-        assert self._serving is not None
+        assert self._parts is not None
         if isinstance(message, wire.Generate):
-            await self._serving.generate(client, message)
+            await self._parts.reception.generate(client, message)
         else:
-            await self._serving.check(client, message)
+            await self._parts.reception.check(client, message)
 
     def on_cancel(self, client: Client) -> None:
         """End the client's answer."""
-        if self._serving is not None:
-            self._serving.cancel(client)
+        if self._parts is not None:
+            self._parts.serving.cancel(client)
 
     def on_flushed(self, client: Client) -> None:
         """Hand over what only waited for its client."""
-        if self._desk is not None:
-            self._desk.pump()
+        if self._parts is not None:
+            self._parts.desk.pump()
 
     def on_gone(self, client: Client, reason: CloseReason) -> None:
         """A closed connection is a cancel."""
@@ -264,24 +281,24 @@ class Prefilld:
         if reason.error is not None and (code := getattr(reason.error, "code", None)):
             self._metrics.protocol_errors.labels(code).inc()
             self._service.log.warning("client.refused", code=code, reason=str(reason.error))
-        if self._serving is not None:
-            self._serving.cancel(client)
+        if self._parts is not None:
+            self._parts.serving.cancel(client)
 
     # --- status ------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
         """Return the tree that STATUS tells; `prefilld/README.md` explains it."""
-        host, allocator = self._host, self._allocator
         status = self._service.status() | {
             "epoch": self._epoch.hex(),
             "device": "cpu",
             "model": self._service.config.model.path,
         }
-        if host is None or allocator is None or self._serving is None or self._link is None:
+        parts = self._parts
+        if parts is None:
             return status
         return status | {
-            "fingerprint": host.fingerprint,
-            "pool": pool_status(allocator, host.layout),
-            "queue": self._serving.queue_status(),
-            "link": self._link.status(),
+            "fingerprint": parts.host.fingerprint,
+            "pool": pool_status(parts.allocator, parts.host.layout),
+            "queue": parts.serving.queue_status(),
+            "link": parts.link.status(),
         }

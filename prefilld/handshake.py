@@ -1,4 +1,4 @@
-"""The hand-shake as prefilld sees it: HELLO, WELCOME, MAP with the descriptors, MAPPED, the proof."""
+"""The hand-shake as prefilld sees it: HELLO, WELCOME, MAP with descriptors, MAPPED, the proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""prefilld's end of the link: connects for ever, keeps watch over decoded, and says when it is gone.
+"""prefilld's end of the link: connects for ever, keeps watch over decoded, tells when it is gone.
 
     connect ──► hand-shake ──► open ──► lost
        ▲            │ refused            │
@@ -73,6 +73,8 @@ class PrefillLink:
         self._welcome: wire.Welcome | None = None
         self._bandwidth_gb_s = 0.0
         self._rtt_us: float | None = None
+        self._is_parting = False
+        """One side said BYE: the end of the link is no fault."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -133,6 +135,7 @@ class PrefillLink:
         """Say BYE and close; the desk hears that the link is lost."""
         if self._socket is not None and self._socket.is_open:
             if self.is_open:
+                self._is_parting = True
                 self._socket.send(wire.Bye())
             self._socket.shutdown_read_and_drain()
         for watch in (*self._doubted, self._watch):
@@ -168,7 +171,7 @@ class PrefillLink:
 
     def _open(self, link: MessageSocket, welcome: wire.Welcome, mapped: wire.Mapped) -> None:
         config = self._service.config.link
-        self._state, self._handshake = "open", None
+        self._state, self._handshake, self._is_parting = "open", None, False
         self._welcome, self._bandwidth_gb_s, self._rtt_us = welcome, mapped.bandwidth_gb_s, None
         self._keepalive = Keepalive(
             interval_s=config.ping_interval_s,
@@ -205,13 +208,13 @@ class PrefillLink:
             return
         match message:
             case wire.Adopt(lease=lease_id):
-                self._desk.on_adopt(lease_id)
+                self._desk.lending.on_adopt(lease_id)
             case wire.Release(lease=lease_id):
-                self._desk.on_release(lease_id)
+                self._desk.lending.on_release(lease_id)
             case wire.NoChunk(lease=lease_id):
-                self._desk.on_nochunk(lease_id)
+                self._desk.lending.on_nochunk(lease_id)
             case wire.Reject(lease=lease_id, code=code, message=text):
-                self._desk.on_reject(lease_id, code, text)
+                self._desk.lending.on_reject(lease_id, code, text)
             case wire.Ping(sent_ns=sent_ns) if self._socket is not None:
                 self._socket.send(wire.Pong(sent_ns=sent_ns))
             case wire.Pong(sent_ns=sent_ns):
@@ -222,7 +225,7 @@ class PrefillLink:
             case wire.Refuse(code=code, message=text):
                 self._service.log.error("link.refused", code=code, reason=text)
             case _:
-                pass  # BYE: the end of the stream follows
+                self._is_parting = True  # BYE: the end of the stream follows
         self._desk.pump()
 
     def _take_credits(self, room: wire.Credits) -> bool:
@@ -231,7 +234,7 @@ class PrefillLink:
             self._desk.update_credits(room)
         except ValueError as error:
             self._metrics.protocol_errors.labels("invalid-message").inc()
-            self._service.log.error("link.refused", code="invalid-message", reason=str(error))
+            self._service.log.warning("link.refused", code="invalid-message", reason=str(error))
             if self._socket is not None:
                 self._socket.close()
             return False
@@ -254,12 +257,15 @@ class PrefillLink:
         watch, self._watch = self._watch, None
         is_gone = watch is not None and watch.is_gone
         self._metrics.links_lost.inc()
-        self._service.log.warning(
-            "link.lost",
-            reason=reason.kind.value,
-            error=None if reason.error is None else str(reason.error),
-            peer_is_gone=is_gone,
-        )
+        if self._is_parting:
+            self._service.log.info("link.closed", peer_is_gone=is_gone)
+        else:
+            self._service.log.warning(
+                "link.lost",
+                reason=reason.kind.value,
+                error=None if reason.error is None else str(reason.error),
+                peer_is_gone=is_gone,
+            )
         self._desk.link_lost(peer_is_gone=is_gone, grace_s=self._service.config.link.quarantine_s)
         if watch is not None and not is_gone:
             self._doubted.add(watch)
@@ -274,7 +280,7 @@ class PrefillLink:
         self._doubted.discard(watch)
         self._service.log.info("link.peer-gone")
         if not self._doubted:
-            self._desk.peer_gone()
+            self._desk.lending.peer_gone()
 
     def _watch_peer(self, pid: int, instance: wire.Instance) -> None:
         if self._watch is not None:

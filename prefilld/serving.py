@@ -1,85 +1,63 @@
-"""Serves requests from GENERATE to the hand-over: judges, queues, prefills, answers the first token.
+"""Serves accepted requests: queues, prefills, answers with the first token, hands the rest over.
 
 Everything here runs on the event loop; the engine thread only executes the steps that this decides,
-and admission has a thread of its own.  So a request's state has one owner and needs no lock.
-Blocks that a running step writes are never freed under it: whatever ends a request while the engine
-has its chunk takes effect when that step is done.
+so a request's state has one owner and needs no lock.  Blocks that a running step writes are never
+freed under it: whatever ends a request while the engine has its chunk takes effect after that step.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from prefilld.admission import Admission, Bounds
 from prefilld.answers import end_of, piece_message
 from prefilld.prefill import run_chunks
-from prefilld.request import Prompt, Request, RequestState
-from prefilld.scheduler import Chunk, QueueFullError, Scheduler
+from prefilld.request import Request, RequestState
+from prefilld.scheduler import Chunk, Scheduler
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.clock import NS_PER_S
-from shared.model.answer import AnswerAssembler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from prefilld.clients import Client
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
-    from shared.daemon.model_host import ModelHost
     from shared.engine.runner import ModelRunner
     from shared.engine.thread import EngineThread
     from shared.kv.allocator import BlockAllocator
     from shared.service.frame import Service
 
-Q = TypeVar("Q")
-A = TypeVar("A")
-
-BUSY_RETRY_MS = 1000
-"""When a client that found the queue full should come back; a prompt takes about that long."""
+REQUEUED_CODES = frozenset({"fd-lost", "no-room", "draining"})
+"""REJECTs in which nothing is wrong with the request itself: it waits for its next turn."""
 
 
 class Serving:
     """All requests that are prefilld's.
 
     Args:
-        service: Configuration, clock, log, and whether the daemon drains.
-        bounds: Returns what a request must fit into now.
+        service: Configuration, clock and log.
+        runner: The model over prefilld's pool.
+        desk: Where a prompt goes once its first token is known.
     """
 
     def __init__(
         self,
         *,
         service: Service,
-        host: ModelHost,
         runner: ModelRunner,
         engine: EngineThread,
         allocator: BlockAllocator,
         desk: HandoffDesk,
         metrics: PrefillMetrics,
-        bounds: Callable[[], Bounds],
     ) -> None:
-        config = service.config
-        self._service, self._host, self._runner, self._engine = service, host, runner, engine
+        config = service.config.prefilld
+        self._service, self._runner, self._engine = service, runner, engine
         self._allocator, self._desk, self._metrics = allocator, desk, metrics
-        self._bounds = bounds
         self._scheduler: Scheduler[Request] = Scheduler(
-            token_budget=config.prefilld.token_budget,
-            max_waiting=config.prefilld.max_waiting,
-            max_running=config.prefilld.max_running,
+            token_budget=config.token_budget,
+            max_waiting=config.max_waiting,
+            max_running=config.max_running,
         )
-        self._admission = Admission(
-            tokenizer=host.tokenizer,
-            template=host.template,
-            spec=host.spec,
-            layout=host.layout,
-            fingerprint=host.fingerprint,
-        )
-        self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
-        self._num_judging = 0
         self._requests: dict[Client, Request] = {}
         """Requests that are prefilld's, by their connection."""
         self._cancelled: dict[Request, RequestError | None] = {}
@@ -91,7 +69,12 @@ class Serving:
     @property
     def is_idle(self) -> bool:
         """Whether no request is prefilld's and nothing is left to settle with decoded."""
-        return not self._requests and self._num_judging == 0 and self._desk.num_sent == 0
+        return not self._requests and self._desk.num_sent == 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks."""
+        return self._scheduler.num_waiting
 
     def queue_status(self) -> dict[str, object]:
         """Return what STATUS tells of the queues."""
@@ -107,27 +90,20 @@ class Serving:
 
     # --- a request arrives -------------------------------------------------------------------
 
-    async def generate(self, client: Client, message: wire.Generate) -> None:
-        """Judge a request and queue it; every failure is told to its client."""
-        arrived_ns = self._now_ns()
-        try:
-            prompt = await self._judge(self._admission.judge, message)
-            if client.is_open:  # else it went away meanwhile
-                self._accept(client, prompt, message.id or secrets.token_hex(8), arrived_ns)
-        except RequestError as error:
-            self.refuse(client, error)
+    def enqueue(self, request: Request) -> None:
+        """Queue an accepted request behind all others.
 
-    async def check(self, client: Client, message: wire.Check) -> None:
-        """Judge a request without running it."""
-        try:
-            client.finish(await self._judge(self._admission.check, message))
-        except RequestError as error:
-            self.refuse(client, error)
+        Raises:
+            QueueFullError: As many wait as may wait; nothing was queued.
+        """
+        self._scheduler.add(request)
+        self._requests[request.client] = request
+        self._work.set()
 
-    def refuse(self, client: Client, error: RequestError) -> None:
+    def fail(self, client: Client, error: RequestError) -> None:
         """Tell a client that its request failed."""
         self._metrics.failed.labels(error.code).inc()
-        self._service.log.info("request.refused", code=error.code, reason=error.message)
+        self._service.log.info("request.failed", code=error.code, reason=error.message)
         client.finish(
             wire.Error(
                 code=error.code,
@@ -136,78 +112,6 @@ class Serving:
                 retry_after_ms=error.retry_after_ms,
             )
         )
-
-    async def _judge(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
-        if self._service.draining.is_set():
-            raise RequestError("draining", "prefilld is shutting down", retryable=True)
-        if self._num_judging + self._scheduler.num_waiting >= self._max_waiting:
-            raise self._busy()
-        self._num_judging += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._judges, judge, message, self._bounds())
-        finally:
-            self._num_judging -= 1
-
-    def _accept(self, client: Client, prompt: Prompt, request_id: str, arrived_ns: int) -> None:
-        request = Request(
-            id=request_id,
-            client=client,
-            prompt=prompt,
-            token_ids=[*prompt.ids, *prompt.resumed_ids],
-            arrived_ns=arrived_ns,
-            deadline_s=arrived_ns / NS_PER_S + self._service.config.limits.request_timeout_s,
-            answer_ids=list(prompt.resumed_ids),
-            delivered=len(prompt.resumed_ids),
-            assembler=AnswerAssembler(
-                self._host.tokenizer.token_bytes,
-                max_tokens=prompt.max_tokens,
-                stop_ids=frozenset(prompt.stop_ids),
-                stop_strings=prompt.stop,
-            ),
-        )
-        piece = request.assembler.replay(prompt.resumed_ids, num_delivered=request.delivered)
-        if piece.finish is None:
-            try:
-                self._scheduler.add(request)
-            except QueueFullError:
-                raise self._busy() from None
-        self._requests[client] = request
-        self._metrics.accepted.inc()
-        self._service.log.info(
-            "request.accepted",
-            request_id=request.id,
-            prompt_tokens=len(prompt.ids),
-            resumed_tokens=len(prompt.resumed_ids),
-            max_tokens=prompt.max_tokens,
-        )
-        assert prompt.sampling.seed is not None
-        client.send(
-            wire.Accepted(
-                id=request.id,
-                seed=prompt.sampling.seed,
-                prompt_tokens=len(prompt.ids),
-                cached_tokens=0,
-                fingerprint=self._host.fingerprint,
-            )
-        )
-        if piece.finish is not None:  # what it resumes was a whole answer already
-            self._end(request, piece.finish)
-        elif client.is_cancelled:
-            self.cancel(client)
-        self._work.set()
-
-    def _busy(self) -> RequestError:
-        return RequestError(
-            "busy",
-            f"{self._max_waiting} requests are waiting already",
-            retryable=True,
-            retry_after_ms=BUSY_RETRY_MS,
-        )
-
-    @property
-    def _max_waiting(self) -> int:
-        return self._service.config.prefilld.max_waiting
 
     # --- prefill -----------------------------------------------------------------------------
 
@@ -287,9 +191,9 @@ class Serving:
     def rejected(self, request: Request, code: str, message: str) -> None:
         """Put a request back that decoded did not take, unless its client has to know."""
         self._desk.ready(request)
-        if code in ("fd-lost", "no-room", "draining"):
-            return  # nothing is wrong with the request: it waits for its next turn
-        self.cancel(request.client, RequestError("internal", f"decoded refused it: {message}"))
+        if code not in REQUEUED_CODES:
+            error = RequestError("internal", f"decoded refused it: {message}")
+            self.cancel(request.client, error)
 
     def expire(self, now_s: float) -> None:
         """End what has waited for too long."""
@@ -311,10 +215,6 @@ class Serving:
             self.cancel(client, error)
         self._end_cancelled()
 
-    def close(self) -> None:
-        """End the admission thread; a judgement that runs is dropped."""
-        self._judges.shutdown(wait=False, cancel_futures=True)
-
     def _end_cancelled(self) -> None:
         """End the cancelled requests; only while the engine has none of their chunks."""
         while self._cancelled:
@@ -326,7 +226,7 @@ class Serving:
             self._end(request, "cancelled")
         else:
             self._forget(request)
-            self.refuse(request.client, error)
+            self.fail(request.client, error)
 
     def _end(self, request: Request, reason: str) -> None:
         """Send END and take everything back."""

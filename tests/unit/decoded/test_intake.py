@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decoded.intake import (
+from decoded.intake import Intake
+from decoded.lease_effects import (
     BlockCopy,
     Effect,
     Ignored,
-    Intake,
     Lost,
     Pulled,
     SendAdopt,

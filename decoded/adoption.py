@@ -1,0 +1,280 @@
+"""Adopts what comes over links: reserves, answers, starts sequences whose blocks are pulled.
+
+One book of leases a link decides (`intake.py`); here its decisions are carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from decoded.intake import Intake
+from decoded.lease_effects import (
+    BlockCopy,
+    Effect,
+    Ignored,
+    Lost,
+    Pulled,
+    SendAdopt,
+    SendNoChunk,
+    SendReject,
+    SendRelease,
+    Unreserve,
+)
+from decoded.sequence import Sequence
+from decoded.stream import ClientStream
+from protocol import messages as wire
+from shared.clock import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from decoded.link import LinkSession
+    from decoded.metrics import DecodeMetrics
+    from decoded.scheduler import Scheduler
+    from decoded.sequences import SequenceBook
+    from shared.service.frame import Service
+
+
+class AdoptionDesk:
+    """All links, and what they brought.
+
+    Args:
+        service: Clock and log.
+        scheduler: The room that is left.
+        book: The adopted sequences.
+        token_bytes: What a token adds to a text.
+        on_work: Called when there may be something to copy or to decode.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        scheduler: Scheduler[Sequence],
+        book: SequenceBook,
+        metrics: DecodeMetrics,
+        token_bytes: Callable[[int], bytes],
+        on_work: Callable[[], None],
+    ) -> None:
+        self._service, self._scheduler, self._book = service, scheduler, book
+        self._metrics, self._token_bytes, self._on_work = metrics, token_bytes, on_work
+        self._loop = asyncio.get_running_loop()
+        self._sessions: list[LinkSession] = []
+        self._came_over: dict[Sequence, LinkSession] = {}
+        """The link of each sequence whose blocks are not all pulled."""
+
+    # --- links -------------------------------------------------------------------------------
+
+    @property
+    def sessions(self) -> tuple[LinkSession, ...]:
+        """Links that live, and lost ones whose blocks are still being read."""
+        return tuple(self._sessions)
+
+    def new_intake(self) -> Intake[Sequence]:
+        """Return the book of leases for a new link."""
+        return Intake(reserve=self._scheduler.reserve)
+
+    def add_session(self, session: LinkSession) -> None:
+        """Serve what comes over a link."""
+        self._sessions.append(session)
+
+    def held_leases(self, epoch: bytes) -> list[int]:
+        """Return the leases of an epoch whose blocks are still being read."""
+        return [
+            lease_id
+            for session in self._sessions
+            if session.epoch == epoch
+            for lease_id in session.intake.held
+        ]
+
+    def credits(self, session: LinkSession) -> wire.Credits:
+        """Return what can still be taken, for a frame on that link."""
+        room = self._scheduler.room
+        return wire.Credits(
+            free_blocks=room.free_blocks,
+            free_sequences=room.free_sequences,
+            queue_depth=sum(other.intake.num_unstarted for other in self._sessions),
+            seen=session.intake.seen,
+        )
+
+    def tell_credits(self) -> None:
+        """Tell prefilld about room that came free."""
+        for session in self._sessions:
+            session.tell_credits()
+
+    def tick(self) -> None:
+        """Look after the links: is the peer there, and is a lost one's mapping still needed?"""
+        for session in self.sessions:
+            session.tick()
+            if session.close_mapping():
+                self._sessions.remove(session)
+
+    # --- what comes over them ----------------------------------------------------------------
+
+    def on_chunk(self, session: LinkSession, message: wire.Chunk) -> None:
+        """Pull blocks of a prompt that is still being computed."""
+        effects = session.intake.chunk(
+            lease_id=message.lease,
+            slot=message.slot,
+            generation=message.generation,
+            first=message.first,
+            blocks=message.blocks,
+            total=message.total_blocks,
+        )
+        self.carry_out(session, effects)
+
+    def on_handoff(
+        self, session: LinkSession, message: wire.Handoff, descriptor: int | None
+    ) -> None:
+        """Adopt a request, or say why not."""
+        now_ns = self._service.clock.monotonic_ns()
+        sequence: Sequence
+        stream = ClientStream(
+            descriptor,
+            residue=message.residue,
+            is_streaming=message.request.stream,
+            loop=self._loop,
+            on_cancel=lambda: self._book.cancel(sequence),
+            on_closed=lambda: self._book.client_gone(sequence),
+            now_s=now_ns / NS_PER_S,
+        )
+        sequence, piece = Sequence.adopt(
+            message, stream=stream, token_bytes=self._token_bytes, adopted_ns=now_ns
+        )
+        stream.push(piece)
+        if descriptor is None:
+            effects = session.intake.handoff_without_descriptor(message.lease, sequence)
+        else:
+            effects = session.intake.handoff(
+                lease_id=message.lease,
+                slot=message.slot,
+                generation=message.generation,
+                blocks=message.blocks,
+                total=message.total_blocks,
+                request=sequence,
+            )
+        self.carry_out(session, effects)
+
+    def on_abort(self, session: LinkSession, message: wire.Abort) -> None:
+        """Give a lease back that prefilld wants back."""
+        self.carry_out(session, session.intake.abort(message.lease))
+
+    def on_lost(self, session: LinkSession) -> None:
+        """Drop what was only reserved; go on with what was adopted.
+
+        A stream whose ADOPT the kernel did not accept whole is not ours: prefilld hands it to
+        another decoded, or its client asks again.
+        """
+        self.carry_out(session, session.intake.link_lost())
+        for sequence, owner in tuple(self._came_over.items()):
+            if owner is session and not sequence.stream.is_active:
+                sequence.stream.abandon()
+                self._book.client_gone(sequence)
+
+    # --- copies ------------------------------------------------------------------------------
+
+    def next_copies(self, max_blocks: int) -> list[tuple[LinkSession, BlockCopy]]:
+        """Choose what to copy next; what was revoked already is not copied at all."""
+        chosen: list[tuple[LinkSession, BlockCopy]] = []
+        for session in self._sessions:
+            for copy in session.intake.next_copies(max_blocks):
+                if session.peer_pool.is_valid(copy):
+                    max_blocks -= len(copy.sources)
+                    chosen.append((session, copy))
+                else:
+                    self.carry_out(session, session.intake.copied(copy, is_valid=False))
+        return chosen
+
+    def copied(self, session: LinkSession, copy: BlockCopy, *, start_ns: int, done_ns: int) -> None:
+        """Believe a complete copy, if its lease still stands now."""
+        is_valid = session.peer_pool.is_valid(copy)
+        if not is_valid:
+            self._metrics.voided.inc()
+        effects = session.intake.copied(copy, is_valid=is_valid, start_ns=start_ns, done_ns=done_ns)
+        self.carry_out(session, effects)
+
+    def cancel_pull(self, sequence: Sequence) -> None:
+        """Give the lease of a cancelled sequence back, if its blocks are not pulled yet."""
+        session = self._came_over.pop(sequence, None)
+        if session is not None:
+            self.carry_out(session, session.intake.cancel(sequence.lease_id))
+
+    # --- effects -----------------------------------------------------------------------------
+
+    def carry_out(self, session: LinkSession, effects: Iterable[Effect[Sequence]]) -> None:
+        """Do what a link's book of leases decided, in its order."""
+        for effect in effects:
+            match effect:
+                case SendNoChunk(lease_id=lease_id):
+                    credits = self.credits(session)
+                    session.send(wire.NoChunk(epoch=session.epoch, lease=lease_id, credits=credits))
+                case SendAdopt(lease_id=lease_id, request=sequence):
+                    self._adopt(session, lease_id, sequence)
+                case SendReject():
+                    self._reject(session, effect)
+                case SendRelease(lease_id=lease_id):
+                    credits = self.credits(session)
+                    session.send(wire.Release(epoch=session.epoch, lease=lease_id, credits=credits))
+                case Unreserve(blocks=blocks):
+                    self._scheduler.unreserve(blocks)
+                case Pulled():
+                    self._start(effect)
+                case Lost(request=sequence):
+                    del self._came_over[sequence]
+                    self._book.fail(sequence, "prefill-lost", "the prompt's blocks were revoked")
+                case Ignored(kind=kind, lease_id=lease_id):
+                    self._metrics.ignored.labels(kind).inc()
+                    self._service.log.debug("lease.ignored", what=kind, lease_id=lease_id)
+        self._on_work()
+
+    def _adopt(self, session: LinkSession, lease_id: int, sequence: Sequence) -> None:
+        self._book.add(sequence)
+        self._came_over[sequence] = session
+        self._metrics.adopted.inc()
+        self._service.log.info(
+            "handoff.adopted",
+            request_id=sequence.state.id,
+            lease_id=lease_id,
+            prompt_tokens=sequence.state.prompt_tokens,
+        )
+        session.send(
+            wire.Adopt(epoch=session.epoch, lease=lease_id, credits=self.credits(session)),
+            on_sent=sequence.stream.activate,
+        )
+
+    def _reject(self, session: LinkSession, effect: SendReject[Sequence]) -> None:
+        effect.request.stream.abandon()
+        self._metrics.rejected.labels(effect.code).inc()
+        self._service.log.warning(
+            "handoff.rejected",
+            request_id=effect.request.state.id,
+            lease_id=effect.lease_id,
+            code=effect.code,
+            reason=effect.message,
+        )
+        session.send(
+            wire.Reject(
+                epoch=session.epoch,
+                lease=effect.lease_id,
+                code=effect.code,
+                message=effect.message,
+                credits=self.credits(session),
+            )
+        )
+
+    def _start(self, effect: Pulled[Sequence]) -> None:
+        sequence = effect.request
+        self._came_over.pop(sequence, None)
+        sequence.blocks = effect.blocks
+        sequence.times.copy_start_ns = effect.copy_start_ns
+        sequence.times.copy_done_ns = effect.copy_done_ns
+        self._scheduler.start(sequence)
+        waited_ns = max(0, effect.copy_done_ns - sequence.times.adopted_ns)
+        self._metrics.pull_seconds.observe(waited_ns / NS_PER_S)
+        self._service.log.info(
+            "lease.pulled",
+            request_id=sequence.state.id,
+            lease_id=sequence.lease_id,
+            waited_us=waited_ns // 1000,
+        )

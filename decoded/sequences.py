@@ -1,0 +1,105 @@
+"""The book of adopted requests: which of them live, and how each one ends.
+
+A sequence ends only between two turns, since a running step may still write to its blocks; whatever
+comes meanwhile, CANCEL or a client that goes away, only marks it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decoded.answers import end_of
+from protocol import messages as wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from decoded.metrics import DecodeMetrics
+    from decoded.scheduler import Scheduler
+    from decoded.sequence import Sequence
+    from decoded.stream import ClientStream
+    from shared.service.frame import Service
+
+
+class SequenceBook:
+    """Adopted sequences, and the connections that are open.
+
+    Args:
+        service: Configuration, clock, log.
+        scheduler: Where a sequence's blocks go back to.
+        on_work: Called when something waits for the next turn.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        scheduler: Scheduler[Sequence],
+        metrics: DecodeMetrics,
+        on_work: Callable[[], None],
+    ) -> None:
+        self._service, self._scheduler, self._metrics = service, scheduler, metrics
+        self._on_work = on_work
+        self._living: dict[Sequence, None] = {}  # a set that keeps the order of adoption
+        self._streams: set[ClientStream] = set()
+        """Connections that are open, those of ended sequences too."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is adopted and every client has its last byte."""
+        return not self._living and not self._streams
+
+    @property
+    def living(self) -> tuple[Sequence, ...]:
+        """Sequences that have not ended, in the order of adoption."""
+        return tuple(self._living)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take note of an adopted sequence."""
+        self._living[sequence] = None
+        self._streams.add(sequence.stream)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Have a sequence end before the next turn."""
+        sequence.is_cancelled = True
+        self._on_work()
+
+    def client_gone(self, sequence: Sequence) -> None:
+        """A connection ended, by whom ever; what it belonged to is cancelled."""
+        self._streams.discard(sequence.stream)
+        self.cancel(sequence)
+
+    def end(self, sequence: Sequence, reason: str) -> None:
+        """Send END and free the blocks; only between turns."""
+        is_gone = sequence.stream.is_closed
+        self._metrics.ended.labels("gone" if is_gone else reason).inc()
+        self._service.log.info(
+            "request.ended",
+            request_id=sequence.state.id,
+            reason="gone" if is_gone else reason,
+            completion_tokens=sequence.completion_tokens,
+        )
+        self._forget(sequence)
+        sequence.stream.finish(end_of(sequence, reason, self._service.clock.monotonic_ns()))
+
+    def fail(self, sequence: Sequence, code: str, message: str) -> None:
+        """Send ERROR and free the blocks; the client may ask again.  Only between turns."""
+        self._metrics.failed.labels(code).inc()
+        self._service.log.warning(
+            "request.failed", request_id=sequence.state.id, code=code, reason=message
+        )
+        self._forget(sequence)
+        sequence.stream.finish(wire.Error(code=code, message=message, retryable=True))
+
+    def close_stalled(self, now_s: float) -> None:
+        """Cut off clients that take nothing: they hold blocks that others wait for."""
+        timeout_s = self._service.config.limits.client_stall_timeout_s
+        for stream in tuple(self._streams):
+            if stream.is_stalled(now_s, timeout_s):
+                self._service.log.warning("client.stalled", timeout_s=timeout_s)
+                stream.close()
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._living[sequence]
+        if sequence.blocks:  # else they are still its lease's
+            self._scheduler.finish(sequence)

@@ -1,0 +1,160 @@
+"""Receives GENERATE and CHECK: has them judged, answers, and queues what passed."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from prefilld.admission import Admission, Bounds
+from prefilld.answers import end_of
+from prefilld.request import Prompt, Request
+from prefilld.scheduler import QueueFullError
+from protocol import messages as wire
+from protocol.errors import RequestError
+from shared.clock import NS_PER_S
+from shared.model.answer import AnswerAssembler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefilld.clients import Client
+    from prefilld.metrics import PrefillMetrics
+    from prefilld.serving import Serving
+    from shared.daemon.model_host import ModelHost
+    from shared.service.frame import Service
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+BUSY_RETRY_MS = 1000
+"""When a client that found the queue full should come back; a prompt takes about that long."""
+
+
+class Reception:
+    """The way in.
+
+    Args:
+        service: Configuration, clock, log, and whether the daemon drains.
+        serving: Where accepted requests go.
+        bounds: Returns what a request must fit into now.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        host: ModelHost,
+        serving: Serving,
+        metrics: PrefillMetrics,
+        bounds: Callable[[], Bounds],
+    ) -> None:
+        self._service, self._host, self._serving = service, host, serving
+        self._metrics, self._bounds = metrics, bounds
+        self._max_waiting = service.config.prefilld.max_waiting
+        self._admission = Admission(
+            tokenizer=host.tokenizer,
+            template=host.template,
+            spec=host.spec,
+            layout=host.layout,
+            fingerprint=host.fingerprint,
+        )
+        # One thread: a long prompt takes long to tokenise, and must not hold up the loop.
+        self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
+        self._num_judging = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being judged."""
+        return self._num_judging == 0
+
+    async def generate(self, client: Client, message: wire.Generate) -> None:
+        """Judge a request and queue it; every failure is told to its client."""
+        arrived_ns = self._service.clock.monotonic_ns()
+        try:
+            prompt = await self._judge(self._admission.judge, message)
+            if client.is_open:  # else it went away meanwhile
+                self._accept(client, prompt, message.id or secrets.token_hex(8), arrived_ns)
+        except RequestError as error:
+            self._serving.fail(client, error)
+
+    async def check(self, client: Client, message: wire.Check) -> None:
+        """Judge a request without running it."""
+        try:
+            client.finish(await self._judge(self._admission.check, message))
+        except RequestError as error:
+            self._serving.fail(client, error)
+
+    def close(self) -> None:
+        """End the thread; a judgement that has not begun is dropped."""
+        self._judges.shutdown(wait=False, cancel_futures=True)
+
+    async def _judge(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
+        if self._service.draining.is_set():
+            raise RequestError("draining", "prefilld is shutting down", retryable=True)
+        if self._num_judging + self._serving.num_waiting >= self._max_waiting:
+            raise self._busy()
+        self._num_judging += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._judges, judge, message, self._bounds())
+        finally:
+            self._num_judging -= 1
+
+    def _accept(self, client: Client, prompt: Prompt, request_id: str, arrived_ns: int) -> None:
+        request = Request(
+            id=request_id,
+            client=client,
+            prompt=prompt,
+            token_ids=[*prompt.ids, *prompt.resumed_ids],
+            arrived_ns=arrived_ns,
+            deadline_s=arrived_ns / NS_PER_S + self._service.config.limits.request_timeout_s,
+            answer_ids=list(prompt.resumed_ids),
+            delivered=len(prompt.resumed_ids),
+            assembler=AnswerAssembler(
+                self._host.tokenizer.token_bytes,
+                max_tokens=prompt.max_tokens,
+                stop_ids=frozenset(prompt.stop_ids),
+                stop_strings=prompt.stop,
+            ),
+        )
+        resumed = request.assembler.replay(prompt.resumed_ids, num_delivered=request.delivered)
+        if resumed.finish is None:
+            try:
+                self._serving.enqueue(request)
+            except QueueFullError:
+                raise self._busy() from None
+        self._metrics.accepted.inc()
+        self._service.log.info(
+            "request.accepted",
+            request_id=request.id,
+            prompt_tokens=len(prompt.ids),
+            resumed_tokens=len(prompt.resumed_ids),
+            max_tokens=prompt.max_tokens,
+        )
+        client.send(self._accepted(request))
+        if resumed.finish is not None:  # what it resumes was a whole answer already
+            self._metrics.ended.labels(resumed.finish).inc()
+            client.finish(end_of(request, resumed.finish, self._service.clock.monotonic_ns()))
+        elif client.is_cancelled:
+            self._serving.cancel(client)
+
+    def _accepted(self, request: Request) -> wire.Accepted:
+        seed = request.prompt.sampling.seed
+        assert seed is not None, "admission resolves the seed"
+        return wire.Accepted(
+            id=request.id,
+            seed=seed,
+            prompt_tokens=len(request.prompt.ids),
+            cached_tokens=0,
+            fingerprint=self._host.fingerprint,
+        )
+
+    def _busy(self) -> RequestError:
+        return RequestError(
+            "busy",
+            f"{self._max_waiting} requests are waiting already",
+            retryable=True,
+            retry_after_ms=BUSY_RETRY_MS,
+        )
