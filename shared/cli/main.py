@@ -1,100 +1,22 @@
-"""The `kvpair` command itself: finds the sub-command, and turns every failure into one line.
+"""Where `kvpair` starts: its version at once, everything else through the program proper.
 
-A sub-command's module is imported only when it is used, so that `kvpair --version` and
-`kvpair --help` cost little more than Python's own start.  Nothing here may import torch, numpy,
-asyncio, structlog or rich, and only `up` and `model` may lead to more than the wire's client.
+Scripts and completions ask for the version often, and importing a command-line parser takes
+several times as long as Python's own start.  So nothing is imported here that is not used.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
 
-import click
-
-from protocol.errors import ListenQueueFullError, ProtocolError, RequestError, UnixSocketError
-from shared.errors import ExitCode, KvpairError
 from shared.version import __version__
 
-COMMANDS: dict[str, str] = {
-    "config": "Show the configuration and where each value came from.",
-    "generate": "Answer a prompt.",
-    "model": "Fetch, list and describe models.",
-    "status": "Show what both daemons are doing.",
-    "up": "Run both daemons in the foreground.",
-}
-"""Every sub-command with its first line of help, told without importing its module.
 
-`shared.cli.<name>` has it under the same name.
-"""
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line, `sys.argv` unless given; ends the process with its exit code."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments == ["--version"]:
+        sys.stdout.write(f"kvpair {__version__}\n")
+        sys.exit(0)
+    from shared.cli.program import run  # noqa: PLC0415  see above
 
-BUSY_CODES = frozenset({"busy", "draining"})
-"""Codes of ERROR frames that say: not now."""
-
-
-class LazyGroup(click.Group):
-    """A group whose sub-commands are imported when they are used."""
-
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        """Return the names."""
-        return list(COMMANDS)
-
-    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        """Import one sub-command."""
-        if name not in COMMANDS:
-            return None
-        command = getattr(importlib.import_module(f"shared.cli.{name}"), name)
-        return command if isinstance(command, click.Command) else None
-
-    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the sub-commands from the table above."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="kvpair", message="%(prog)s %(version)s")
-def cli() -> None:
-    """Talk to the daemons that answer prompts on this machine."""
-
-
-def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and leave with its exit code."""
-    sys.exit(run(argv))
-
-
-def run(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code once everything was said."""
-    try:
-        result = cli.main(argv, prog_name="kvpair", standalone_mode=False)
-        sys.stdout.flush()
-    except click.ClickException as error:
-        error.show()
-        return ExitCode.USAGE
-    except (click.Abort, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader of our stdout has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
-    except (KvpairError, ProtocolError, RequestError) as error:
-        click.echo(f"kvpair: {' '.join(str(error).split())}", err=True)
-        return exit_code(error)
-    return result if isinstance(result, int) else ExitCode.OK
-
-
-def exit_code(error: KvpairError | ProtocolError | RequestError) -> ExitCode:
-    """Return how the program ends after an error that the user was told about."""
-    match error:
-        case KvpairError():
-            return error.exit_code
-        case RequestError():
-            return ExitCode.BUSY if error.code in BUSY_CODES else ExitCode.FAILED
-        case ListenQueueFullError():
-            return ExitCode.BUSY
-        case UnixSocketError():
-            return ExitCode.NO_DAEMON
-        case _:
-            return ExitCode.FAILED
+    sys.exit(run(arguments))

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.unit.shared.cli.conftest import Kvpair
 
-STAND_IN = """
+STAND_IN = r"""
 import asyncio, os, socket, sys
 from protocol.connection import Connection
 from protocol.errors import AddressInUseError
@@ -35,7 +35,7 @@ async def app(service):
     listener.listen()
     listener.setblocking(False)
     service.set_state(DaemonState.SERVING)
-    print("a daemon's stdout", flush=True)
+    os.write(1, b"a daemon's stdout\n")
     serving = asyncio.ensure_future(serve(service, listener))
     await service.draining.wait()
     serving.cancel()
