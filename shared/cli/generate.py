@@ -68,7 +68,7 @@ def generate(
         "sampling": _sampling(sampling),
         "stop": stop,
         "ignore_eos": ignore_eos,
-        "stream": not (no_stream or as_json),
+        "stream": not no_stream,
     }
     text = _read_prompt(prompt, keep_newline=raw)
     client = Client(client_socket(os.environ, chosen=socket))

@@ -56,7 +56,9 @@ def _print_table(answers: dict[str, dict[str, object]]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     columns = [flatten(answer) for answer in answers.values()]
-    table = Table("", *answers, box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table("", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in answers:
+        table.add_column(name, overflow="fold")
     for key in dict.fromkeys(key for column in columns for key in column):
         table.add_row(key, *(column.get(key, "-") for column in columns))
     console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)

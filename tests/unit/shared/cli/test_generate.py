@@ -166,7 +166,7 @@ def test_json_is_one_object_with_the_clients_ttft(serve: Serve, kvpair: Kvpair) 
         },
     }
     assert script.request is not None
-    assert not script.request.stream
+    assert script.request.stream, "without a stream the first token's time could not be seen"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ PREFILLD: dict[str, Any] = {
     "epoch": "00112233445566778899aabbccddeeff",
     "pid": 12345,
     "device": "cpu",
-    "model": "smollm2-135m-instruct",
+    "model": "/srv/models/a-rather-long-name/SmolLM2-135M-Instruct.Q4_1.gguf",
     "pool": POOL,
     "queue": {"waiting": 0, "running": 1},
     "link": {"state": "open", "peer_pid": 12346, "access": "pull", "bandwidth_gb_s": 8.1234,
@@ -76,6 +76,7 @@ def test_the_table_fits_eighty_columns_and_says_whether_blocks_add_up(
     assert rows["sequences running"] == ["-", "1"]
     assert rows["link bandwidth_gb_s"] == ["8.12", "-"]
     assert "counters" not in output
+    assert "…" not in output, "a path that is cut off cannot be copied"
 
 
 def test_one_daemon_is_shown_when_the_other_is_away(serve: Serve, kvpair: Kvpair) -> None:

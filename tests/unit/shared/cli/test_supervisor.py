@@ -22,12 +22,13 @@ TIMEOUT_S = 30
 DRIVER = """
 import os, sys
 from pathlib import Path
-from shared.cli import supervisor
+from shared.cli import restarts, supervisor
 from shared.cli.children import blocked_signals
 from shared.cli.supervisor import Command, Daemon, PairFailedError, Supervisor
 
 folder, first, second, start_timeout_s, drain_timeout_s, kill_grace_s, *command = sys.argv[1:]
 supervisor.KILL_GRACE_S = float(kill_grace_s)
+restarts.FIRST_DELAY_S = 0.01
 say = lambda text: print("say:", text, file=sys.stderr, flush=True)
 with blocked_signals() as signals:
     pair = Supervisor(
@@ -194,7 +195,7 @@ def test_a_daemon_that_dies_is_started_again(start: Start, folder: Path) -> None
     process.send_signal(signal.SIGTERM)
     code, _, errors = end(process)
     assert code == 0
-    assert "was ended by SIGKILL; starting it again in 0.2 s" in errors
+    assert "was ended by SIGKILL; starting it again in 0.01 s" in errors
     assert is_gone(third)
 
 
@@ -205,7 +206,10 @@ def test_a_daemon_that_always_dies_ends_the_pair(start: Start, folder: Path) -> 
     code, _, errors = end(process)
     assert code == 1
     assert errors.splitlines() == [
-        *(f"say: second exited with 3; starting it again in {s} s" for s in (0.2, 0.4, 0.8, 1.6)),
+        *(
+            f"say: second exited with 3; starting it again in {s} s"
+            for s in (0.01, 0.02, 0.04, 0.08)
+        ),
         "say: second exited with 3 and died too often to be started again",
     ]
     assert all(map(is_gone, daemons))
