@@ -55,6 +55,9 @@ sys.exit(code)
 SERVE = "echo $$ > up; exec tail -f /dev/null"
 """Says that it is up, and ends on SIGTERM."""
 
+WHEN_TOLD = "[ -p go ] && { cat go; rm go; }; "
+"""Waits, the first time, until the test writes to `go`: the other daemon is up then."""
+
 
 def handling_sigterm(action: str) -> str:
     """Return a shell command that says that it is up, and does this at each SIGTERM."""
@@ -74,6 +77,7 @@ Start = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     os.mkfifo(tmp_path / "up")
+    os.mkfifo(tmp_path / "go")
     return tmp_path
 
 
@@ -146,9 +150,9 @@ def test_a_signal_stops_the_pair_and_leaves_no_orphan(
 def test_a_commands_status_is_the_exit_code(
     start: Start, folder: Path, script: str, code: int
 ) -> None:
-    (folder / "ready").touch()
     process = start("sh", "-c", f"echo answer; {script}")
     daemons = pids(folder, 2)
+    (folder / "ready").touch()
     assert end(process) == (code, "answer\nended\n", "")
     assert all(map(is_gone, daemons))
 
@@ -162,11 +166,11 @@ def test_a_command_waits_for_the_pair(start: Start, folder: Path) -> None:
 
 
 def test_a_pair_that_never_serves_is_given_up(start: Start, folder: Path) -> None:
-    process = start("true", start_timeout_s=0.05)
+    process = start("true", start_timeout_s=1)
     daemons = pids(folder, 2)
     code, _, errors = end(process)
     assert code == 1
-    assert "say: the pair did not serve within 0.05 s; its log is above" in errors
+    assert "say: the pair did not serve within 1 s; its log is above" in errors
     assert all(map(is_gone, daemons))
 
 
@@ -180,9 +184,9 @@ def test_a_pair_that_never_serves_is_given_up(start: Start, folder: Path) -> Non
 def test_a_command_that_cannot_be_run_is_named(
     start: Start, folder: Path, argv: list[str], code: int, text: str
 ) -> None:
-    (folder / "ready").touch()
     process = start(*argv)
     pids(folder, 2)
+    (folder / "ready").touch()
     assert end(process) == (code, "ended\n", f"say: {text}\n")
 
 
@@ -201,8 +205,9 @@ def test_a_daemon_that_dies_is_started_again(start: Start, folder: Path) -> None
 
 def test_a_daemon_that_always_dies_ends_the_pair(start: Start, folder: Path) -> None:
     """Five deaths within a minute; what it logs tells why."""
-    process = start(second="exit 3")
+    process = start(second=WHEN_TOLD + "exit 3")
     daemons = pids(folder, 1)
+    (folder / "go").write_text("")
     code, _, errors = end(process)
     assert code == 1
     assert errors.splitlines() == [
@@ -216,17 +221,19 @@ def test_a_daemon_that_always_dies_ends_the_pair(start: Start, folder: Path) -> 
 
 
 def test_a_wrong_configuration_is_not_tried_twice(start: Start, folder: Path) -> None:
-    process = start(second="exit 78")
+    process = start(second=WHEN_TOLD + "exit 78")
     daemons = pids(folder, 1)
+    (folder / "go").write_text("")
     assert end(process) == (78, "ended\n", "say: second refuses to run\n")
     assert all(map(is_gone, daemons))
 
 
 def test_a_pair_that_gives_up_ends_its_command(start: Start, folder: Path) -> None:
     """Nobody is left to answer it."""
-    (folder / "ready").touch()
     process = start("sh", "-c", "echo $$ > up; exec tail -f /dev/null")
-    running = pids(folder, 3)
+    running = pids(folder, 2)
+    (folder / "ready").touch()
+    running += pids(folder, 1)
     for _ in range(4):
         os.kill(running[0], signal.SIGKILL)
         running[0:1] = pids(folder, 1)
@@ -239,9 +246,10 @@ def test_a_pair_that_gives_up_ends_its_command(start: Start, folder: Path) -> No
 
 def test_a_signal_goes_on_to_the_command(start: Start, folder: Path) -> None:
     """The command decides what it means; its status is still the exit code."""
-    (folder / "ready").touch()
     process = start("sh", "-c", handling_sigterm("sys.exit(9)"))
-    pids(folder, 3)
+    pids(folder, 2)
+    (folder / "ready").touch()
+    pids(folder, 1)
     process.send_signal(signal.SIGTERM)
     assert end(process) == (9, "ended\n", "")
 
