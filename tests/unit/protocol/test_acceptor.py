@@ -95,6 +95,7 @@ def test_running_out_of_descriptors_is_told_and_ridden_out(run: Run, tmp_path: P
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
             try:
                 await inbox.until(0, num_exhausted=1)
+                assert acceptor._pause is not None
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             await inbox.until(1)

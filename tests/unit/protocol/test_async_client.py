@@ -23,7 +23,13 @@ from protocol.unix import connect_unix
 from tests.unit.protocol.conftest import Run
 from tests.unit.protocol.samples import SAMPLES
 from tests.unit.protocol.scripted import Conversation, ScriptedDaemon
-from tests.unit.protocol.test_client import ANSWER, answers, vanishes, waits_for_the_client_to_leave
+from tests.unit.protocol.test_client import (
+    ANSWER,
+    answers,
+    resets,
+    vanishes,
+    waits_for_the_client_to_leave,
+)
 
 
 def test_a_stream_yields_every_event_and_ends(run: Run, tmp_path: Path) -> None:
@@ -143,6 +149,8 @@ def test_faults_are_the_blocking_clients(run: Run, tmp_path: Path) -> None:
             await client.generate("Why?")
         with pytest.raises(ConnectionLostError, match="tokens delivered: 1"):
             await client.generate("Why?")
+        with pytest.raises(ConnectionLostError, match="tokens delivered: 0"):
+            await client.generate("Why?")
         with pytest.raises(DeadlineError, match=r"silent for 0\.05 s"):
             await AsyncClient(tmp_path / "s", timeout_s=0.05).generate("Why?")
         with pytest.raises(RequestError, match="max_tokens"):
@@ -150,7 +158,7 @@ def test_faults_are_the_blocking_clients(run: Run, tmp_path: Path) -> None:
         with pytest.raises(NoSuchSocketError, match="start the daemons"):
             await AsyncClient(tmp_path / "none").status()
 
-    with ScriptedDaemon(tmp_path / "s", refuses, vanishes, waits_for_the_client_to_leave):
+    with ScriptedDaemon(tmp_path / "s", refuses, vanishes, resets, waits_for_the_client_to_leave):
         run(scenario())
 
 

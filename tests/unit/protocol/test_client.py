@@ -169,6 +169,20 @@ def test_a_daemon_that_hangs_up_on_a_huge_request_is_heard_all_the_same(tmp_path
         Client(tmp_path / "s").generate("x" * 3_000_000)
 
 
+def resets(conversation: Conversation) -> None:
+    """Close on unread bytes: the kernel tells the client ECONNRESET instead of EOF."""
+    conversation.raw.recv(1)
+
+
+def test_a_reset_is_a_lost_connection(tmp_path: Path) -> None:
+    """A daemon that was killed with our request unread has gone, like any other."""
+    with (
+        ScriptedDaemon(tmp_path / "s", resets),
+        pytest.raises(ConnectionLostError, match="tokens delivered: 0"),
+    ):
+        Client(tmp_path / "s").generate("Why?")
+
+
 def test_a_cut_answer_is_told_and_can_be_resumed(tmp_path: Path) -> None:
     """What the error carries is what the next request needs."""
     seen: list[m.Message | None] = []

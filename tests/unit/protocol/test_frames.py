@@ -91,6 +91,18 @@ def test_whatever_is_not_one_map_is_malformed(body: bytes, reason: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [[None] * (MAX_ARRAY_LENGTH + 1), {str(n): None for n in range(MAX_MAP_LENGTH + 1)}],
+    ids=["array", "map"],
+)
+def test_containers_are_bounded_even_when_all_of_them_is_there(value: object) -> None:
+    """A frame within its limit may still hold more objects than we are ready to make."""
+    body = msgpack.packb({"a": value})
+    with pytest.raises(MalformedFrameError, match=r"exceeds max_(array|map)_len"):
+        decode_body(body)
+
+
 def test_timestamps_are_extensions_too() -> None:
     """The one extension that msgpack knows must not slip in as an object."""
     with pytest.raises(MalformedFrameError, match="not one msgpack map"):

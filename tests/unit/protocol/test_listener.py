@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -92,6 +93,15 @@ def test_a_second_listener_in_one_process_is_refused_too(tmp_path: Path) -> None
         pytest.raises(AddressInUseError, match=f"process {os.getpid()} listens on"),
     ):
         listen_unix(tmp_path / "s")
+
+
+def test_the_lock_alone_refuses_before_there_is_a_socket(tmp_path: Path) -> None:
+    """Of two daemons that start at once, the one behind must not even try to bind."""
+    with (tmp_path / "s.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(AddressInUseError, match="another process listens on"):
+            listen_unix(tmp_path / "s")
+    assert not (tmp_path / "s").exists()
 
 
 def test_the_socket_of_a_killed_daemon_is_taken_over(tmp_path: Path) -> None:

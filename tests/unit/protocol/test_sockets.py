@@ -413,6 +413,29 @@ def test_draining_takes_what_was_sent_and_lets_nothing_more_in(run: Run) -> None
     run(scenario())
 
 
+def test_nothing_slips_in_behind_the_last_look(run: Run) -> None:
+    """Decoded's write fails while prefilld drains; were it to succeed, an ADOPT could be missed."""
+
+    async def scenario() -> None:
+        prefilld, decoded = await open_link()
+        failed: list[OSError] = []
+
+        def send_more(_: m.Message) -> None:
+            try:
+                decoded.raw.send(encode_message(SAMPLES[m.Release]))
+            except BrokenPipeError as error:
+                failed.append(error)
+
+        prefilld.react = send_more
+        decoded.socket.send(SAMPLES[m.Adopt])
+        prefilld.socket.shutdown_read_and_drain()
+        assert prefilld.messages == [SAMPLES[m.Adopt]]
+        assert len(failed) == 1
+        decoded.socket.close()
+
+    run(scenario())
+
+
 def test_draining_from_within_a_message_delivers_the_rest(run: Run) -> None:
     """The handler that gives up a link is often called by that link."""
 

@@ -10,6 +10,7 @@ import socket
 import pytest
 
 from protocol.closing import CloseKind, CloseReason
+from protocol.descriptors import close_all, received_rights
 from protocol.errors import ConnectionLostError
 from protocol.writer import FrameWriter
 from tests.unit.protocol.conftest import Run
@@ -80,6 +81,31 @@ def test_what_does_not_fit_follows_in_order(run: Run) -> None:
         received += owner.read_all()
         assert received == b"".join(frames)
         assert (owner.num_flushed, owner.writer.num_queued_bytes) == (1, 0)
+        owner.close()
+
+    run(scenario())
+
+
+def test_a_descriptor_goes_out_with_the_first_byte_and_never_again(run: Run) -> None:
+    """A frame of many short writes carries it once, on the first of them."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        owner.writer.write(bytes(100_000), [owner.far.fileno()])
+        reads: list[int] = []
+        num_bytes = 0
+        while num_bytes < 100_000:
+            try:
+                data, ancillary, _, _ = owner.far.recvmsg(65_536, 1024)
+            except BlockingIOError:
+                await asyncio.sleep(0)
+                continue
+            fds = received_rights(ancillary)
+            close_all(fds)
+            reads.append(len(fds))
+            num_bytes += len(data)
+        assert len(reads) > 2
+        assert reads == [1] + [0] * (len(reads) - 1)
         owner.close()
 
     run(scenario())
