@@ -150,7 +150,7 @@ def test_a_second_fetch_waits_for_the_first_and_takes_what_it_brought(
         fetched.append(fetch_model("tiny", notify=lambda _: waits.set()))
 
     with (target.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_SH)  # so that only an exclusive lock has to wait
         thread = threading.Thread(target=second)
         thread.start()
         assert waits.wait(30)

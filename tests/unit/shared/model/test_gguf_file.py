@@ -30,6 +30,13 @@ def test_metadata_is_what_the_package_reads(tiny_file: Path) -> None:
     assert read_header(tiny_file).metadata == _contents(gguf.GGUFReader(tiny_file))
 
 
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_real_file_s_metadata_is_what_the_package_reads(smollm2_file: Path) -> None:
+    """A hundred thousand strings, which take the package seconds."""
+    assert read_header(smollm2_file).metadata == _contents(gguf.GGUFReader(smollm2_file))
+
+
 def test_every_kind_of_value_is_read(tmp_path: Path) -> None:
     """Files hold all twelve kinds, alone and in arrays."""
     recipe = TinyGguf()

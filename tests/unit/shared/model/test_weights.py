@@ -70,16 +70,19 @@ def test_runs_shorter_than_a_tensor_join_without_a_seam(
     assert all(torch.equal(whole[name], in_runs[name]) for name in whole)
 
 
-def test_query_and_key_rows_leave_the_interleaved_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ours", "heads"), [("q", 4), ("k", 2)])
+def test_query_and_key_rows_leave_the_interleaved_order(
+    tmp_path: Path, ours: str, heads: int
+) -> None:
     """The file pairs rows 2i and 2i+1 of a head; the forward pass pairs rows i and i+32."""
     recipe = TinyGguf()
-    rows = np.arange(256, dtype=np.float32)[:, None] * np.ones((1, 256), dtype=np.float32)
-    recipe.tensors["blk.0.attn_q.weight"] = rows
-    query = load(read_header(recipe.write(tmp_path / "m.gguf")))["layers.0.q"][:, 0].numpy()
-    for head in range(4):
+    numbers = np.arange(heads * HEAD_DIM, dtype=np.float32)
+    recipe.tensors[f"blk.0.attn_{ours}.weight"] = np.repeat(numbers[:, None], 256, axis=1)
+    rows = load(read_header(recipe.write(tmp_path / "m.gguf")))[f"layers.0.{ours}"][:, 0].numpy()
+    for head in range(heads):
         start = head * HEAD_DIM
         pairs = np.arange(start, start + HEAD_DIM).reshape(HEAD_DIM // 2, 2)
-        np.testing.assert_array_equal(query[start : start + HEAD_DIM], pairs.T.reshape(-1))
+        np.testing.assert_array_equal(rows[start : start + HEAD_DIM], pairs.T.reshape(-1))
 
 
 def test_bfloat16_is_the_rounded_float32(tiny_file: Path) -> None:
