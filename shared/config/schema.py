@@ -59,7 +59,7 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     """Where prompts are computed."""
     token_budget: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
     """Prompt tokens a step.  Fewer let short prompts pass long ones, more waste less on steps."""
-    max_waiting: Annotated[int, Meta(ge=0, le=1 << 20)] = 128
+    max_waiting: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     """Requests that may queue before new ones are told `busy`."""
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 8
     """Prompts in prefill at once: each holds blocks while it shares the token budget."""

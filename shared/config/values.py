@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 from msgspec import inspect
 
@@ -40,8 +38,6 @@ def check_setting(setting: Setting) -> object:
         raise ConfigError(
             f"{shown} is not allowed", hint=f"expected {allowed(expected)}"
         ) from error
-    if isinstance(value, float) and not math.isfinite(value):  # compares as within any range
-        raise ConfigError(f"{shown} is not allowed", hint=f"expected {allowed(expected)}")
     return value
 
 
