@@ -1,0 +1,75 @@
+"""CHUNK and HANDOFF say what the request is."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+from decoded.admittance import check_chunk, check_handoff
+from prefilld.clients import Client
+from prefilld.handoff_messages import chunk_message, handoff_message
+from prefilld.request import Request
+from protocol.codec import validate
+from protocol.messages import RequestState, Sampling
+from shared.kv.layout import KVLayout
+from shared.kv.leases import Lease
+from tests.unit.prefilld.recorders import BLOCK_SIZE, EPOCH, new_request
+
+LAYOUT = KVLayout(
+    num_blocks=32, num_layers=1, num_kv_heads=1, block_size=BLOCK_SIZE, head_dim=2, dtype="float32"
+)
+
+
+def request_and_lease() -> tuple[Request, Lease]:
+    request = new_request(cast("Client", SimpleNamespace()), num_tokens=10, total_blocks=5)
+    request.blocks = [7, 9, 8]
+    request.answer_ids, request.delivered = [41], 1
+    request.started_ns, request.first_token_ns, request.sent_ns = 2, 3, 4
+    lease = Lease(lease_id=3, request_id="r", blocks=(7, 9, 8), slot=1, generation=5)
+    return request, lease
+
+
+def test_a_chunk_names_what_was_completed_since_the_last_one() -> None:
+    request, lease = request_and_lease()
+    request.chunked_blocks = 1
+    chunk = validate(chunk_message(request, lease, EPOCH, num_complete=2))
+    assert (chunk.epoch, chunk.lease, chunk.slot, chunk.generation) == (EPOCH, 3, 1, 5)
+    assert (chunk.first, chunk.blocks, chunk.total_blocks) == (1, [9], 5)
+    check_chunk(chunk, LAYOUT, num_slots=2)
+
+
+def test_a_handoff_tells_everything_that_decoded_must_know() -> None:
+    request, lease = request_and_lease()
+    handoff = validate(handoff_message(request, lease, EPOCH, residue=b"ab"))
+    assert (handoff.epoch, handoff.lease, handoff.slot, handoff.generation) == (EPOCH, 3, 1, 5)
+    assert (handoff.blocks, handoff.num_tokens, handoff.total_blocks) == ([7, 9, 8], 10, 5)
+    assert (handoff.residue, handoff.sent_ns) == (b"ab", 4)
+    assert handoff.request == RequestState(
+        id="r",
+        prompt_tokens=10,
+        cached_tokens=0,
+        ids=[41],
+        delivered=1,
+        resumed=0,
+        max_tokens=8,
+        sampling=Sampling(seed=1),
+        stop=["end"],
+        stop_ids=[0],
+        stream=True,
+        arrived_ns=1,
+        started_ns=2,
+        first_token_ns=3,
+    )
+    check_handoff(handoff, LAYOUT, num_slots=2, vocab_size=100)
+
+
+def test_resumed_ids_are_computed_here_and_told_apart() -> None:
+    """They are part of what the blocks hold, and of the answer."""
+    request, lease = request_and_lease()
+    request.prompt.resumed_ids.extend([50, 51])
+    request.token_ids = [*request.prompt.ids, 50, 51]
+    request.answer_ids = [50, 51, 41]
+    handoff = handoff_message(request, lease, EPOCH, residue=b"")
+    assert handoff.num_tokens == 12
+    assert (handoff.request.prompt_tokens, handoff.request.resumed) == (10, 2)
+    check_handoff(handoff, LAYOUT, num_slots=2, vocab_size=100)
