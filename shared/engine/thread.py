@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
@@ -65,7 +66,7 @@ class EngineThread:
             RuntimeError: The thread was stopped.
             BaseException: Whatever `function` raises.
         """
-        future = self._executor.submit(_infer, function, *args, **kwargs)
+        future = self._executor.submit(_infer, partial(function, *args, **kwargs))
         self.num_submitted += 1
         future.add_done_callback(self._count_finished)
         return await asyncio.wrap_future(future)
@@ -81,6 +82,6 @@ class EngineThread:
             self.num_finished += 1
 
 
-def _infer(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def _infer(call: Callable[[], T]) -> T:
     with torch.inference_mode():
-        return function(*args, **kwargs)
+        return call()

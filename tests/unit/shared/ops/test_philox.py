@@ -62,7 +62,7 @@ def test_uniform_is_keyed_by_all_three() -> None:
 def test_the_noise_of_every_number_is_finite() -> None:
     """The smallest and the largest uniform are 2^-24 and 1 - 2^-24: log(-log(u)) exists."""
     numbers = uniform(torch.arange(1 << 16), position=0, seed=0)
-    assert 0 < float(numbers.min())
+    assert float(numbers.min()) > 0
     assert float(numbers.max()) < 1
     for edge in (2.0**-24, 1 - 2.0**-24):
         exact = torch.tensor(edge)

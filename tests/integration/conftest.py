@@ -1,0 +1,72 @@
+"""The embedded model, and transformers' answers to hold others against, once a session."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shared.model.fetch import fetch_model
+from shared.model.loader import LoadedModel, load_model_file
+from tests.support.margin_rule import GreedyReference
+from tests.support.questions import first_questions
+from tests.support.transformers_reference import llama_for_causal_lm
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+NUM_QUESTIONS = 20
+NUM_TOKENS = 64
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    """The embedded model's file, fetched on first use."""
+    return fetch_model("smollm2-135m-instruct", notify=lambda line: print(line, file=sys.stderr))
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_file: Path, _one_torch_thread: None) -> LoadedModel:
+    """The embedded model in float32.  Its tensors are shared: fuse a copy of the mapping."""
+    return load_model_file(smollm2_file, "float32")
+
+
+@pytest.fixture(scope="session")
+def _one_torch_thread() -> None:
+    """Compute on one thread: two that must share a core with daemons spin and take far longer."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def smollm2_reference(smollm2: LoadedModel) -> LlamaForCausalLM:
+    """Transformers' model over the same weights."""
+    return llama_for_causal_lm(smollm2.spec, smollm2.tensors)
+
+
+@pytest.fixture(scope="session")
+def question_prompts(smollm2: LoadedModel) -> list[list[int]]:
+    """Token ids of 20 questions, through the model's chat template."""
+    source, questions = first_questions(NUM_QUESTIONS)
+    print(f"questions: {source}", file=sys.stderr)
+    assert smollm2.chat_template is not None
+    with closing(smollm2.chat_template) as template:
+        return [
+            smollm2.tokenizer.encode(template.render([{"role": "user", "content": question}]))
+            for question in questions
+        ]
+
+
+@pytest.fixture(scope="session")
+def greedy_references(
+    smollm2_reference: LlamaForCausalLM, question_prompts: list[list[int]]
+) -> list[GreedyReference]:
+    """Transformers' greedy answers of 64 tokens to those questions.  Takes about a minute."""
+    return [
+        GreedyReference.compute(smollm2_reference, prompt, num_tokens=NUM_TOKENS)
+        for prompt in question_prompts
+    ]

@@ -1,0 +1,81 @@
+"""When two greedy answers count as equal.
+
+Two correct float32 implementations add in different orders, so their logits differ by some 1e-4.
+Where the best two tokens of the reference lie closer together than `MIN_MARGIN`, either may win,
+and from there on the answers are about different texts.  So: the ids must be equal up to the
+first such position, and there the logits behind the same ids must be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+    from transformers import LlamaForCausalLM
+
+MIN_MARGIN = 1e-3
+"""Below this lead of the best token over the second, either may be chosen."""
+
+MAX_LOGIT_DIFFERENCE = 1e-3
+"""What two float32 implementations may differ by; about 1e-4 is seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GreedyReference:
+    """A prompt, transformers' greedy answer to it, and how sure each of its choices was."""
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    num_certain: int
+    """Choices before the first one whose margin is below `MIN_MARGIN`; all of them, if none is."""
+    uncertain_logits: Tensor | None
+    """[vocab_size], what that first one was chosen from."""
+
+    @classmethod
+    def compute(
+        cls, model: LlamaForCausalLM, prompt_ids: Sequence[int], *, num_tokens: int
+    ) -> GreedyReference:
+        """Ask transformers' `generate` for `num_tokens` ids, whatever they are."""
+        prompt = torch.tensor([list(prompt_ids)])
+        with torch.inference_mode():
+            output = model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                do_sample=False,
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                pad_token_id=0,
+                output_logits=True,
+                return_dict_in_generate=True,
+            )
+        logits = torch.cat(output.logits)
+        best, second = logits.topk(2).values.unbind(-1)
+        (uncertain,) = (best - second < MIN_MARGIN).nonzero(as_tuple=True)
+        num_certain = int(uncertain[0]) if len(uncertain) else num_tokens
+        return cls(
+            prompt_ids=tuple(prompt_ids),
+            ids=tuple(output.sequences[0, len(prompt_ids) :].tolist()),
+            num_certain=num_certain,
+            uncertain_logits=logits[num_certain].clone() if len(uncertain) else None,
+        )
+
+    def check(self, ids: Sequence[int], logits_of: Callable[[list[int]], Tensor]) -> None:
+        """Fail unless `ids` equals the reference by the rule above.
+
+        Args:
+            ids: The answer under test.
+            logits_of: Returns the logits after every token, [num_tokens, vocab_size]; asked for
+                the prompt and the certain ids where a choice was not certain.
+        """
+        assert len(ids) == len(self.ids)
+        assert list(ids[: self.num_certain]) == list(self.ids[: self.num_certain])
+        if self.uncertain_logits is not None:
+            forced = [*self.prompt_ids, *self.ids[: self.num_certain]]
+            difference = float((logits_of(forced)[-1] - self.uncertain_logits).abs().max())
+            assert difference <= MAX_LOGIT_DIFFERENCE

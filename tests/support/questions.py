@@ -1,0 +1,36 @@
+"""Questions for tests that compare answers: the first turns of MT-Bench where they are at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+OWN_QUESTIONS = (
+    "What is the capital of France?",
+    "Explain in three sentences why the sky is blue.",
+    "Write a short poem about a river that forgets its way.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does it travel?",
+    "List five uses for an empty jam jar.",
+    "Translate 'good morning, my friend' into Spanish and German.",
+    "Write a Python function that reverses the words of a sentence.",
+    "Who wrote Faust, and what is it about?",
+    "Give me a recipe for pancakes for two people.",
+    "What is 17 times 23? Show each step.",
+)
+
+
+def first_questions(number: int) -> tuple[str, list[str]]:
+    """Return where the questions come from, and at most `number` of them.
+
+    They are read from `mt_bench_80.jsonl` in the folder that KVPAIR_TRACES names, or in
+    `../shared/traces` beside the repository; without either, the ten above serve.
+    """
+    folder = Path(os.environ.get("KVPAIR_TRACES", REPOSITORY.parent / "shared" / "traces"))
+    path = folder / "mt_bench_80.jsonl"
+    if not path.is_file():
+        return "its own ten questions, MT-Bench not being at hand", list(OWN_QUESTIONS[:number])
+    lines = path.read_text(encoding="utf-8").splitlines()[:number]
+    return str(path), [json.loads(line)["turns"][0] for line in lines]
