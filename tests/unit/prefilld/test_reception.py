@@ -1,0 +1,237 @@
+"""The way in: judged, answered, queued, or told why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from prefilld.admission import Bounds
+from protocol import messages as wire
+from shared.daemon.model_host import ModelHost
+from shared.engine.thread import EngineThread
+from tests.unit.prefilld.world import World
+from tests.unit.shared.daemon.kit import RecordingService, run, turns, until
+
+Scene = Callable[[World], Coroutine[Any, Any, None]]
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(
+    make_service: Callable[..., RecordingService], host: ModelHost
+) -> Iterator[Callable[..., None]]:
+    """Run a scene in a world that computes nothing by itself."""
+
+    def play_scene(scene: Scene, **settings: object) -> None:
+        service = make_service(**settings)
+
+        async def whole() -> None:
+            world = World(service, host, EngineThread(num_threads=1))
+            try:
+                await scene(world)
+            finally:
+                await world.close()
+
+        run(whole())
+
+    with capture_logs():
+        yield play_scene
+
+
+def test_accepted_tells_what_a_client_needs_to_resume(play: Play, host: ModelHost) -> None:
+    async def scene(world: World) -> None:
+        user = world.ask(
+            wire.Generate(prompt=[1, 2, 3], id="mine", sampling=wire.Sampling(seed=4))
+        )
+        accepted = await user.until_received(wire.Accepted)
+        assert accepted == wire.Accepted(
+            id="mine", seed=4, prompt_tokens=3, cached_tokens=0, fingerprint=host.fingerprint
+        )
+
+    play(scene)
+
+
+def test_without_an_id_and_a_seed_they_are_drawn_and_told(play: Play) -> None:
+    async def scene(world: World) -> None:
+        users = [world.ask(wire.Generate(prompt=[1])) for _ in range(2)]
+        first, second = [await user.until_received(wire.Accepted) for user in users]
+        assert isinstance(first, wire.Accepted)
+        assert isinstance(second, wire.Accepted)
+        assert first.id != second.id
+        assert first.seed != second.seed
+
+    play(scene)
+
+
+def test_a_refused_request_is_told_why_and_counted(play: Play) -> None:
+    async def scene(world: World) -> None:
+        user = world.ask(wire.Generate(prompt=[999]))
+        error = await user.error()
+        assert (error.code, error.retryable) == ("invalid-request", False)
+        await user.until(lambda: user.closed)
+        series = 'kvpair_requests_failed_total{code="invalid-request"}'
+        assert world.service.metrics.snapshot()[series] == 1
+        assert world.serving.is_idle
+
+    play(scene)
+
+
+def test_the_bounds_are_those_of_the_moment(play: Play) -> None:
+    """decoded tells its pool's size when the link opens."""
+
+    async def scene(world: World) -> None:
+        world.bounds = Bounds(prefill_blocks=15, decode_blocks=1, max_tokens_default=8)
+        user = world.ask(wire.Generate(prompt=[1], max_tokens=20))
+        assert (await user.error()).code == "too-large"
+        world.bounds = Bounds(prefill_blocks=15, decode_blocks=2, max_tokens_default=8)
+        user = world.ask(wire.Generate(prompt=[1], max_tokens=20))
+        await user.until_received(wire.Accepted)
+
+    play(scene)
+
+
+def test_check_answers_and_queues_nothing(play: Play) -> None:
+    async def scene(world: World) -> None:
+        user = world.ask(wire.Check(prompt=[1, 2], max_tokens=20))
+        checked = await user.until_received(wire.Checked)
+        assert checked == wire.Checked(
+            prompt_tokens=2, max_tokens=20, blocks=1, total_blocks=2, fits=True
+        )
+        await user.until(lambda: user.closed)
+        assert world.serving.num_waiting == 0
+
+    play(scene)
+
+
+def test_an_invalid_check_is_an_error(play: Play) -> None:
+    async def scene(world: World) -> None:
+        user = world.ask(wire.Check(prompt=[999]))
+        assert (await user.error()).code == "invalid-request"
+
+    play(scene)
+
+
+def test_a_full_queue_is_busy_and_says_when_to_come_back(play: Play) -> None:
+    async def scene(world: World) -> None:
+        for _ in range(2):
+            await world.ask(wire.Generate(prompt=[1])).until_received(wire.Accepted)
+        error = await world.ask(wire.Generate(prompt=[1])).error()
+        assert (error.code, error.retryable, error.retry_after_ms) == ("busy", True, 1000)
+        assert error.message == "2 requests are waiting already"
+        assert world.serving.num_waiting == 2
+
+    play(scene, prefilld__max_waiting=2)
+
+
+def test_requests_that_are_being_judged_count_as_waiting(play: Play) -> None:
+    """Otherwise a burst would tokenise without bound before the queue is looked at."""
+
+    async def scene(world: World) -> None:
+        users = [world.ask(wire.Generate(prompt="hello", raw=True)) for _ in range(6)]
+        await until(lambda: all(user.messages for user in users))
+        kinds = [user.kinds[0] for user in users]
+        assert kinds.count(wire.Accepted) == 2
+        assert kinds.count(wire.Error) == 4
+        assert world.reception.is_idle
+
+    play(scene, prefilld__max_waiting=2)
+
+
+def test_a_draining_daemon_takes_nothing_new(play: Play) -> None:
+    async def scene(world: World) -> None:
+        world.service.drain(reason="test")
+        error = await world.ask(wire.Generate(prompt=[1])).error()
+        assert (error.code, error.retryable) == ("draining", True)
+        error = await world.ask(wire.Check(prompt=[1])).error()
+        assert error.code == "draining"
+
+    play(scene)
+
+
+def test_a_client_that_left_while_it_was_judged_is_not_queued(play: Play) -> None:
+    async def scene(world: World) -> None:
+        user = world.ask(wire.Generate(prompt="hello", raw=True))
+        await until(lambda: not world.reception.is_idle)
+        user.socket.close()
+        await until(lambda: world.reception.is_idle)
+        await turns()
+        assert world.serving.is_idle
+        assert world.serving.num_waiting == 0
+
+    play(scene)
+
+
+def test_a_cancel_that_came_with_the_request_ends_it_after_it_was_accepted(play: Play) -> None:
+    """ACCEPTED must come first, or the client could not tell what was cancelled."""
+
+    async def scene(world: World) -> None:
+        user = world.ask(wire.Generate(prompt="hello", raw=True))
+        user.socket.send(wire.Cancel())
+        end = await user.end()
+        assert end.reason == "cancelled"
+        assert user.kinds == [wire.Accepted, wire.End]
+        assert world.serving.is_idle
+
+    play(scene)
+
+
+# --- resuming --------------------------------------------------------------------------------
+
+
+def resume(host: ModelHost, ids: list[int]) -> wire.Resume:
+    return wire.Resume(attempt=1, seed=7, fingerprint=host.fingerprint, ids=ids)
+
+
+def test_a_resumed_answer_computes_what_the_client_has_and_sends_it_not_again(
+    play: Play, host: ModelHost
+) -> None:
+    async def scene(world: World) -> None:
+        world.start()
+        user = world.ask(
+            wire.Generate(
+                prompt=[10, 11],
+                max_tokens=9,
+                ignore_eos=True,
+                resume=resume(host, [5, 6, 7]),
+            )
+        )
+        tokens = await user.until_received(wire.Tokens)
+        assert isinstance(tokens, wire.Tokens)
+        assert (tokens.index, len(tokens.ids)) == (3, 1)
+        assert isinstance(user.messages[0], wire.Accepted)
+        assert user.messages[0].seed == 7
+        await until(lambda: world.desk.num_ready)
+        world.open_link()
+        (handoff,) = world.link.sent
+        assert isinstance(handoff, wire.Handoff)
+        assert handoff.num_tokens == 5
+        assert handoff.request.ids == [5, 6, 7, *tokens.ids]
+        assert (handoff.request.delivered, handoff.request.resumed) == (4, 3)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "reason"),
+    [
+        ([5, 0], {}, "stop"),
+        ([5, 6], {"max_tokens": 2}, "length"),
+    ],
+)
+def test_a_whole_answer_is_not_computed_any_further(
+    play: Play, host: ModelHost, ids: list[int], options: dict[str, Any], reason: str
+) -> None:
+    """The client had all of it, and lost only END."""
+
+    async def scene(world: World) -> None:
+        user = world.ask(wire.Generate(prompt=[10], resume=resume(host, ids), **options))
+        end = await user.end()
+        assert (end.reason, end.usage.completion_tokens) == (reason, 2)
+        assert user.kinds == [wire.Accepted, wire.End]
+        assert world.serving.is_idle
+        assert world.serving.num_waiting == 0
+
+    play(scene)
