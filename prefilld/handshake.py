@@ -136,6 +136,8 @@ class Handshake:
                 theirs=message.ours,
                 cure=message.message,
             )
+        if isinstance(message, wire.Error):
+            raise ConnectionError(f"decoded does not talk to us ({message.code}): {message.message}")
         if isinstance(message, wire.Message):
             raise ConnectionError("decoded is leaving")
         raise ConnectionError(f"the connection ended during the hand-shake: {message.kind.value}")
