@@ -12,19 +12,21 @@ import torch
 
 from shared.engine.local import LocalEngine
 from shared.model.llama import Llama
-from tests.support.margin_rule import MAX_LOGIT_DIFFERENCE, GreedyReference
+from tests.support.margin_rule import MAX_LOGIT_DIFFERENCE
 from tests.support.transformers_reference import teacher_forced_logits
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
     from shared.model.loader import LoadedModel
+    from tests.integration.conftest import GreedyReferences
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 400
 NUM_TOKENS = 64
+NUM_QUESTIONS = 20
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +45,23 @@ def new_engine(model: Llama, *, token_budget: int = 512) -> LocalEngine:
     )
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.parametrize("question", range(NUM_QUESTIONS))
 def test_greedy_answers_equal_those_of_transformers(
-    model: Llama, greedy_references: list[GreedyReference]
+    model: Llama, greedy_references: GreedyReferences, question: int
 ) -> None:
-    """One request at a time, prompts in chunks of 48 tokens, blocks used again and again."""
+    """One request alone, its prompt in chunks of 48 tokens."""
     engine = new_engine(model, token_budget=48)
-    for reference in greedy_references:
-        (ids,) = engine.generate([reference.prompt_ids], max_tokens=NUM_TOKENS, ignore_eos=True)
-        reference.check(ids, engine.prompt_logits)
+    reference = greedy_references[question]
+    (ids,) = engine.generate([reference.prompt_ids], max_tokens=NUM_TOKENS, ignore_eos=True)
+    reference.check(ids, engine.prompt_logits)
 
 
-@pytest.mark.timeout(900)
 def test_a_batch_of_eight_answers_as_each_alone(
-    model: Llama, greedy_references: list[GreedyReference]
+    model: Llama, greedy_references: GreedyReferences
 ) -> None:
     """Products over more rows add in another order; the rule of margins says how much it may."""
     engine = new_engine(model)
-    references = greedy_references[:8]
+    references = [greedy_references[question] for question in range(8)]
     answers = engine.generate(
         [reference.prompt_ids for reference in references], max_tokens=NUM_TOKENS, ignore_eos=True
     )
@@ -68,16 +69,18 @@ def test_a_batch_of_eight_answers_as_each_alone(
         reference.check(ids, engine.prompt_logits)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.parametrize("question", range(NUM_QUESTIONS))
 def test_logits_of_whole_prompts_equal_those_of_transformers(
-    model: Llama, smollm2_reference: LlamaForCausalLM, question_prompts: list[list[int]]
+    model: Llama,
+    smollm2_reference: LlamaForCausalLM,
+    question_prompts: list[list[int]],
+    question: int,
 ) -> None:
-    """At every position of every prompt, not only the last."""
-    engine = new_engine(model)
-    for prompt in question_prompts:
-        expected = teacher_forced_logits(smollm2_reference, prompt)
-        difference = float((engine.prompt_logits(prompt) - expected).abs().max())
-        assert difference <= MAX_LOGIT_DIFFERENCE
+    """At every position, not only the last."""
+    prompt = question_prompts[question]
+    expected = teacher_forced_logits(smollm2_reference, prompt)
+    difference = float((new_engine(model).prompt_logits(prompt) - expected).abs().max())
+    assert difference <= MAX_LOGIT_DIFFERENCE
 
 
 @pytest.mark.parametrize("num_tokens", [1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1])
@@ -93,7 +96,6 @@ def test_prompts_around_a_blocks_border(
         assert float((logits - expected).abs().max()) <= MAX_LOGIT_DIFFERENCE
 
 
-@pytest.mark.timeout(600)
 def test_a_long_prompt_does_not_depend_on_its_chunks(
     model: Llama, smollm2: LoadedModel, smollm2_reference: LlamaForCausalLM
 ) -> None:

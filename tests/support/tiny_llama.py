@@ -38,7 +38,7 @@ def random_tensors(spec: ModelSpec, *, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator) * columns**-0.5
+        return torch.randn(rows, columns, generator=generator).mul_(columns**-0.5)
 
     def norm() -> Tensor:
         return 1 + 0.1 * torch.randn(spec.hidden_size, generator=generator)

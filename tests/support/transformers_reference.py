@@ -61,7 +61,8 @@ def llama_for_causal_lm(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> Llama
     # The rotary buffers are computed, not loaded, so they must not stay on the meta device.
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     model.load_state_dict(theirs, strict=True, assign=True)
-    return model.eval()
+    model.train(mode=False)
+    return model
 
 
 @torch.inference_mode()
