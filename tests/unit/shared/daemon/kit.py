@@ -80,13 +80,23 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - whatever 
 
     Whatever reaches the loop from a callback would end a daemon, so it fails the test.
     """
-    reached_the_loop: list[dict[str, Any]] = []
+    reached_the_loop: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    def note(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        reached_the_loop.put_nowait(context.get("exception") or RuntimeError(context["message"]))
 
     async def bounded() -> Any:  # noqa: ANN401 - as above
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: reached_the_loop.append(context))
+        asyncio.get_running_loop().set_exception_handler(note)
+        scene = asyncio.ensure_future(coroutine)
+        failure = asyncio.ensure_future(reached_the_loop.get())
         async with asyncio.timeout(DEADLINE_S):
-            return await coroutine
+            await asyncio.wait({scene, failure}, return_when=asyncio.FIRST_COMPLETED)
+            if not scene.done():
+                scene.cancel()
+                await asyncio.wait({scene})
+                raise failure.result()
+            failure.cancel()
+            return scene.result()
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -94,8 +104,8 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - whatever 
     finally:
         while _made:
             _made.pop().close()
-    for context in reached_the_loop:
-        raise context.get("exception") or RuntimeError(context["message"])
+    while not reached_the_loop.empty():
+        raise reached_the_loop.get_nowait()
     return result
 
 
