@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from shared.daemon.model_host import ModelHost
 from tests.support.tiny_gguf import TinyGguf
-from tests.unit.shared.daemon.kit import RecordingService, load_host
+from tests.unit.decoded.world import World
+from tests.unit.shared.daemon.kit import RecordingService, load_host, run
 
 MakeService = Callable[..., RecordingService]
 
@@ -49,3 +52,26 @@ def host(model_file: Path) -> Iterator[ModelHost]:
     yield host
     if host.template is not None:
         host.template.close()
+
+
+@pytest.fixture
+def play(make_service: MakeService, host: ModelHost) -> Callable[..., list[Any]]:
+    """Run a scene in decoded's inner rooms; keyword arguments are settings."""
+
+    def play_scene(
+        scene: Callable[[World], Coroutine[Any, Any, None]], **settings: object
+    ) -> list[Any]:
+        service = make_service(**settings)
+
+        async def whole() -> None:
+            world = World(service, host)
+            try:
+                await scene(world)
+            finally:
+                await world.close()
+
+        with capture_logs() as logs:
+            run(whole())
+        return logs
+
+    return play_scene

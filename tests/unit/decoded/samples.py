@@ -9,6 +9,7 @@ import msgspec
 
 from decoded.stream import ClientStream
 from protocol import messages as wire
+from protocol.codec import encode_message
 from protocol.states import Role
 from tests.unit.protocol.recorder import Recorder
 from tests.unit.shared.daemon.kit import socketpair
@@ -53,8 +54,8 @@ CHUNK = wire.Chunk(epoch=EPOCH, lease=1, slot=0, generation=1, first=0, blocks=[
 
 def changed(message: Any, **changes: Any) -> Any:  # noqa: ANN401 - any message, any field
     """Return a message with other values, those of `request` among them."""
-    state = {key: changes.pop(key) for key in list(changes) if hasattr(STATE, key)}
-    if state:
+    if isinstance(message, wire.Handoff):
+        state = {key: changes.pop(key) for key in list(changes) if hasattr(STATE, key)}
         changes["request"] = msgspec.structs.replace(message.request, **state)
     return msgspec.structs.replace(message, **changes)
 
@@ -100,8 +101,6 @@ def streaming_user(sock: socket.socket) -> Recorder:
     connection = user.socket.connection
     connection.send(wire.Generate(prompt=[1]))
     accepted = wire.Accepted(id="r", seed=1, prompt_tokens=1, cached_tokens=0, fingerprint="f")
-    from protocol.codec import encode_message
-
     connection.receive_data(encode_message(accepted))
     assert connection.next_event() == accepted
     return user.start()

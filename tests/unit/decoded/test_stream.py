@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
@@ -71,8 +72,6 @@ def test_an_abandoned_connection_is_left_as_it_was() -> None:
 
     async def scene() -> None:
         case = Stream()
-        import os
-
         with_prefilld = os.dup(case.fd)
         case.stream.push(piece(0))
         case.stream.abandon()

@@ -1,0 +1,122 @@
+"""prefilld's pool as decoded sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+
+from decoded.lease_effects import BlockCopy
+from decoded.mapping import PeerPool
+from protocol import messages as wire
+from shared.kv.control_page import ControlPage
+from shared.kv.errors import LayoutError, PoolMappingError
+from shared.kv.layout import KVLayout
+from shared.kv.memfd import MemfdPool
+from shared.kv.proof import write_pattern
+
+LAYOUT = KVLayout(
+    num_blocks=99, num_layers=2, num_kv_heads=1, block_size=4, head_dim=4, dtype="float32"
+)
+PEER_LAYOUT = LAYOUT.with_num_blocks(8)
+
+
+@dataclass
+class Peer:
+    """prefilld's side of a mapping."""
+
+    pool: MemfdPool
+    page: ControlPage
+    fds: list[int]
+
+    def map_message(self, **changes: Any) -> wire.Map:  # noqa: ANN401 - MAP's fields
+        message = wire.Map(
+            pool_bytes=PEER_LAYOUT.pool_bytes,
+            offset=0,
+            num_blocks=8,
+            control_slots=4,
+            proof_bytes=64,
+        )
+        return msgspec.structs.replace(message, **changes)
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    pool, page = MemfdPool.create(PEER_LAYOUT), ControlPage.create(4)
+    fds = [pool.export(), page.export()]
+    yield Peer(pool, page, fds)
+    for fd in fds:
+        os.close(fd)
+    pool.close()
+    page.close()
+
+
+def test_a_mapping_reads_the_proof_and_the_blocks(peer: Peer) -> None:
+    """Its own pool may be of another size."""
+    digest = write_pattern(peer.pool, b"p" * 64)
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    assert mapped.digest == digest
+    assert mapped.bandwidth_gb_s > 0
+    assert (mapped.layout.num_blocks, mapped.num_slots) == (8, 4)
+    peer.pool.kv[3] = 1.5
+    assert float(mapped.kv[3].min()) == 1.5
+    assert mapped.close()
+
+
+def test_a_copy_is_valid_only_under_the_generation_on_the_page(peer: Peer) -> None:
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    copy = BlockCopy(lease_id=1, slot=2, generation=1, sources=[1], targets=[1])
+    assert not mapped.is_valid(copy)
+    peer.page.publish(2, 1)
+    assert mapped.is_valid(copy)
+    peer.page.publish(2, 2)
+    assert not mapped.is_valid(copy)
+    assert mapped.close()
+
+
+def test_a_mapping_outlives_its_descriptors_and_its_maker(peer: Peer) -> None:
+    """prefilld may die; what was adopted is still pulled."""
+    peer.pool.kv[3] = 2.5
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    peer.pool.close()
+    assert float(mapped.kv[3].max()) == 2.5
+    assert mapped.close()
+
+
+def test_a_mapping_that_is_still_looked_into_is_closed_later(peer: Peer) -> None:
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    tensor = mapped.kv
+    assert not mapped.close()
+    assert float(tensor[1].sum()) == 0, "the memory is still there"
+    del tensor
+    assert mapped.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"pool_bytes": 1 << 22}, "announced with 4194304 bytes"),
+        ({"num_blocks": 1 << 20}, "1048576 blocks of this layout"),
+        ({"control_slots": 5}, "the control page has 32 bytes, and must have 40"),
+        ({"proof_bytes": 4096}, "a proof of 4096 bytes does not fit"),
+    ],
+)
+def test_a_pool_that_is_not_as_announced_is_not_mapped(
+    peer: Peer, changes: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(PoolMappingError, match=fault):
+        PeerPool(peer.map_message(**changes), peer.fds, LAYOUT)
+
+
+def test_a_pool_that_cannot_be_is_refused(peer: Peer) -> None:
+    with pytest.raises(LayoutError, match="num_blocks"):
+        PeerPool(peer.map_message(num_blocks=1), peer.fds, LAYOUT)
+
+
+def test_descriptors_in_the_wrong_order_are_no_pool(peer: Peer) -> None:
+    with pytest.raises(PoolMappingError, match="the pool has 32 bytes"):
+        PeerPool(peer.map_message(), peer.fds[::-1], LAYOUT)

@@ -1,0 +1,257 @@
+"""decoded's inner rooms over a tiny model, and a prefilld that hands requests over to them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from decoded.adoption import AdoptionDesk
+from decoded.decode_loop import DecodeLoop
+from decoded.link import LinkSession
+from decoded.metrics import DecodeMetrics
+from decoded.scheduler import Scheduler
+from decoded.sequences import SequenceBook
+from decoded.visitor import Visitor
+from protocol import messages as wire
+from protocol.limits import VERSION
+from protocol.states import Role
+from shared.daemon.instance import this_instance
+from shared.daemon.model_host import sampling_params
+from shared.engine.batch import SequenceStep
+from shared.engine.runner import ModelRunner
+from shared.engine.thread import EngineThread
+from shared.kv.allocator import BlockAllocator
+from shared.kv.control_page import ControlPage
+from shared.kv.memfd import MemfdPool
+from shared.kv.pool import LocalPool
+from shared.kv.proof import write_pattern
+from tests.unit.decoded.samples import EPOCH, STATE, changed, streaming_user
+from tests.unit.protocol.recorder import Recorder
+from tests.unit.shared.daemon.kit import socketpair, until
+
+if TYPE_CHECKING:
+
+    from decoded.sequence import Sequence
+    from shared.daemon.model_host import ModelHost
+    from tests.unit.shared.daemon.kit import RecordingService
+
+NUM_SLOTS = 8
+NUM_BLOCKS = 16
+
+
+class Prefilld(Recorder):
+    """The other end of a link: a pool with prompts in it, and what decoded said."""
+
+    def __init__(self, sock: Any, host: ModelHost) -> None:  # noqa: ANN401 - a socket
+        super().__init__(sock, Role.PREFILLD_LINK)
+        self.pool = MemfdPool.create(host.layout)
+        self.page = ControlPage.create(NUM_SLOTS)
+        self._runner = ModelRunner(host.model, self.pool.kv, host.layout)
+        self._host = host
+
+    def hello(self, **changes: Any) -> None:  # noqa: ANN401 - HELLO's fields
+        instance = this_instance()
+        hello = wire.Hello(
+            version=VERSION,
+            instance=changed(instance, pid=instance.pid + 1),  # as another process would say
+            epoch=EPOCH,
+            backend="memfd",
+            device="cpu",
+            fingerprint=self._host.fingerprint,
+            fields=self._host.fields,
+        )
+        self.socket.send(changed(hello, **changes))
+
+    def map(self, **changes: Any) -> bytes:  # noqa: ANN401 - MAP's fields
+        """Send MAP; return the digest that proves the mapping."""
+        digest = write_pattern(self.pool, os.urandom(64))
+        layout = self.pool.layout
+        message = wire.Map(
+            pool_bytes=layout.pool_bytes,
+            offset=0,
+            num_blocks=layout.num_blocks,
+            control_slots=NUM_SLOTS,
+            proof_bytes=64,
+        )
+        fds = (self.pool.export(), self.page.export())
+        self.socket.send(changed(message, **changes), fds)
+        for fd in fds:
+            os.close(fd)
+        return digest
+
+    def compute(self, ids: list[int], blocks: list[int]) -> int:
+        """Fill blocks with a prompt; return the first token of its answer."""
+        step = SequenceStep(
+            token_ids=ids,
+            start_position=0,
+            block_table=blocks,
+            sampling=sampling_params(STATE.sampling),
+        )
+        (token_id,) = self._runner.execute([step]).token_ids
+        assert token_id is not None
+        return token_id
+
+    def hand_over(
+        self, ids: list[int], blocks: list[int], *, lease: int = 1, slot: int = 0, **changes: Any
+    ) -> Recorder:
+        """Compute a prompt and hand it over; return its user."""
+        first_id = self.compute(ids, blocks)
+        if self.page.read(slot) % 2 == 0:
+            self.page.publish(slot, self.page.read(slot) + 1)
+        handoff = wire.Handoff(
+            epoch=EPOCH,
+            lease=lease,
+            slot=slot,
+            generation=self.page.read(slot),
+            blocks=blocks,
+            num_tokens=len(ids),
+            total_blocks=2,
+            request=changed(
+                STATE, id=f"r{lease}", prompt_tokens=len(ids), ids=[first_id], stop_ids=[]
+            ),
+            sent_ns=4,
+        )
+        ours, theirs = socketpair()
+        user = streaming_user(theirs)
+        self.socket.send(changed(handoff, **changes), (ours.fileno(),))
+        ours.close()
+        return user
+
+    def of(self, kind: type[wire.Message]) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    @property
+    def kinds(self) -> list[type[wire.Message]]:
+        return [type(message) for message in self.messages]
+
+
+class World:
+    """Desk, book, scheduler, loop; it greets links as the daemon does."""
+
+    def __init__(self, service: RecordingService, host: ModelHost) -> None:
+        self.service, self.host = service, host
+        self.engine = EngineThread(num_threads=1)
+        self.work = asyncio.Event()
+        self.metrics = DecodeMetrics(service.metrics)
+        self.allocator = BlockAllocator(NUM_BLOCKS)
+        self.scheduler: Scheduler[Sequence] = Scheduler(
+            allocator=self.allocator, max_batch=service.config.decoded.max_batch
+        )
+        self.book = SequenceBook(
+            service=service,
+            scheduler=self.scheduler,
+            metrics=self.metrics,
+            on_work=self.work.set,
+        )
+        self.desk = AdoptionDesk(
+            service=service,
+            scheduler=self.scheduler,
+            book=self.book,
+            metrics=self.metrics,
+            token_bytes=host.tokenizer.token_bytes,
+            on_work=self.work.set,
+        )
+        self.pool = LocalPool(host.layout, fill=float("nan"))
+        self.loop = DecodeLoop(
+            runner=ModelRunner(host.model, self.pool.kv, host.layout),
+            engine=self.engine,
+            pool=self.pool,
+            work=self.work,
+            scheduler=self.scheduler,
+            desk=self.desk,
+            book=self.book,
+            metrics=self.metrics,
+        )
+        self.sessions: list[LinkSession] = []
+        self.prefillds: list[Prefilld] = []
+
+    def start(self) -> None:
+        """Begin to take turns."""
+        self.service.spawn(self.loop.run(), name="decode")
+
+    def knock(self, send_buffer_bytes: int | None = None) -> Prefilld:
+        """Connect a prefilld that has said nothing yet."""
+        ours, theirs = socketpair(send_buffer_bytes)
+        Visitor(ours, loop=asyncio.get_running_loop(), handler=self, now_s=0)
+        prefilld = Prefilld(theirs, self.host)
+        prefilld.start()
+        self.prefillds.append(prefilld)
+        return prefilld
+
+    async def linked(self, send_buffer_bytes: int | None = None) -> tuple[Prefilld, LinkSession]:
+        """Return both ends of an open link."""
+        prefilld = self.knock(send_buffer_bytes)
+        prefilld.hello()
+        await prefilld.until_received(wire.Welcome)
+        digest = prefilld.map()
+        mapped = await prefilld.until_received(wire.Mapped)
+        assert isinstance(mapped, wire.Mapped)
+        assert mapped.digest == digest
+        return prefilld, self.sessions[-1]
+
+    @property
+    def is_all_free(self) -> bool:
+        return self.allocator.counts().free == NUM_BLOCKS - 1
+
+    async def settled(self) -> None:
+        """Wait until nothing is left, and check the books."""
+        await until(lambda: self.is_all_free and self.book.is_idle)
+        self.allocator.check_integrity()
+        assert self.scheduler.num_reserved == self.scheduler.num_running == 0
+
+    async def close(self) -> None:
+        await self.service.end()
+        await self.engine.stop()
+        for sequence in self.book.living:
+            sequence.stream.close()
+        for session in self.sessions:
+            session.leave()
+            session.close_mapping()
+        for prefilld in self.prefillds:
+            prefilld.socket.close()
+            prefilld.page.close()
+
+    # --- as the daemon's app ---
+
+    def on_status(self, _visitor: Visitor) -> None:
+        raise NotImplementedError
+
+    def on_metrics(self, _visitor: Visitor) -> None:
+        raise NotImplementedError
+
+    def on_gone(self, _visitor: Visitor, _code: str | None) -> None:
+        pass
+
+    def on_hello(self, visitor: Visitor, hello: wire.Hello) -> None:
+        session = LinkSession(
+            service=self.service,
+            engine=self.engine,
+            host=self.host,
+            socket=visitor.socket,
+            hello=hello,
+            pid=visitor.credentials.pid,
+            intake=self.desk.new_intake(),
+            handler=self.desk,
+            loop=asyncio.get_running_loop(),
+        )
+        self.desk.add_session(session)
+        self.sessions.append(session)
+        visitor.become(session)
+        session.welcome(this_instance(), held=[], pool_blocks=NUM_BLOCKS - 1)
+
+
+def ids_of(num_tokens: int) -> list[int]:
+    return [2 + (7 * index) % 250 for index in range(num_tokens)]
+
+
+def answer_of(user: Recorder) -> list[int]:
+    """Return the token ids that a user was sent."""
+    return [
+        token_id
+        for message in user.messages
+        if isinstance(message, wire.Tokens)
+        for token_id in message.ids
+    ]
+
+
