@@ -48,9 +48,9 @@ def test_answers_of_a_batch_are_those_of_each_alone(play: Play, host: ModelHost)
         prefilld, _ = await world.linked()
         prompts = [ids_of(5), ids_of(17)[::-1], ids_of(20)]
         users = [
-            prefilld.hand_over(prompt, [2 * number + 1, 2 * number + 2], lease=number + 1, slot=number)
+            prefilld.hand_over(prompt, [2 * number + 1, 2 * number + 2], lease=number + 1, at=number)
             if len(prompt) > 16
-            else prefilld.hand_over(prompt, [2 * number + 1], lease=number + 1, slot=number)
+            else prefilld.hand_over(prompt, [2 * number + 1], lease=number + 1, at=number)
             for number, prompt in enumerate(prompts)
         ]
         await until(lambda: len(world.book.living) == 3)
@@ -77,15 +77,29 @@ def test_room_that_comes_free_is_told(play: Play) -> None:
     play(scene)
 
 
-def test_a_cancel_ends_the_answer_between_two_turns(play: Play) -> None:
+def test_a_cancel_in_mid_step_ends_the_answer_after_that_step(play: Play) -> None:
+    """The step still writes to the blocks; its token is sampled and is sent."""
+
     async def scene(world: World) -> None:
-        world.start()
         prefilld, _ = await world.linked()
-        user = prefilld.hand_over(ids_of(5), [1], max_tokens=27, total_blocks=2)
-        user.socket.send(wire.Cancel())
+        user = prefilld.hand_over(ids_of(5), [1], max_tokens=27)
+        await prefilld.until_received(wire.Adopt)
+        take_turn = world.engine.run
+
+        async def cancelled_meanwhile(function: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the engine's
+            result = await take_turn(function, *args, **options)
+            if result.token_ids:
+                user.socket.send(wire.Cancel())
+                await until(lambda: world.book.living[0].is_cancelled)
+                assert not world.is_all_free
+            return result
+
+        world.engine.run = cancelled_meanwhile  # type: ignore[method-assign]
+        world.start()
         end = await user.until_received(wire.End)
         assert isinstance(end, wire.End)
-        assert end.reason in ("cancelled", "length")
+        assert (end.reason, end.usage.completion_tokens) == ("cancelled", 2)
+        assert len(answer_of(user)) == 1
         await world.settled()
 
     play(scene)
@@ -132,7 +146,7 @@ def test_blocks_revoked_under_the_copy_end_the_request_and_nothing_was_made_of_t
         prefilld, _ = await world.linked()
         copy_turn = world.engine.run
 
-        async def revoke_meanwhile(function: Any, *args: Any, **options: Any) -> Any:
+        async def revoke_meanwhile(function: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the engine's
             result = await copy_turn(function, *args, **options)
             if prefilld.page.read(0) == 1:
                 prefilld.page.publish(0, 2)
@@ -179,7 +193,7 @@ def test_a_new_answer_joins_a_running_batch(
         prefilld, _ = await world.linked()
         first = prefilld.hand_over(ids_of(4), [1], max_tokens=28)
         await until(lambda: answer_of(first))
-        second = prefilld.hand_over(ids_of(20), [3, 5], lease=2, slot=1)
+        second = prefilld.hand_over(ids_of(20), [3, 5], lease=2, at=1)
         for user, prompt, num_tokens in ((first, ids_of(4), 28), (second, ids_of(20), 6)):
             await user.until_received(wire.End)
             ((_, *rest),) = expected(host, prompt, max_tokens=num_tokens)

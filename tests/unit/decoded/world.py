@@ -93,17 +93,17 @@ class Prefilld(Recorder):
         return token_id
 
     def hand_over(
-        self, ids: list[int], blocks: list[int], *, lease: int = 1, slot: int = 0, **changes: Any
+        self, ids: list[int], blocks: list[int], /, *, lease: int = 1, at: int = 0, **changes: Any
     ) -> Recorder:
         """Compute a prompt and hand it over; return its user."""
         first_id = self.compute(ids, blocks)
-        if self.page.read(slot) % 2 == 0:
-            self.page.publish(slot, self.page.read(slot) + 1)
+        if self.page.read(at) % 2 == 0:
+            self.page.publish(at, self.page.read(at) + 1)
         handoff = wire.Handoff(
             epoch=EPOCH,
             lease=lease,
-            slot=slot,
-            generation=self.page.read(slot),
+            slot=at,
+            generation=self.page.read(at),
             blocks=blocks,
             num_tokens=len(ids),
             total_blocks=2,
