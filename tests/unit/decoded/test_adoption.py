@@ -48,7 +48,7 @@ def test_an_adopt_tells_the_room_that_is_left(play: Play) -> None:
 
 
 def test_no_byte_reaches_a_client_before_adopt_is_with_the_kernel(play: Play) -> None:
-    """prefilld does not read: ADOPT waits here, and so does everything for the client."""
+    """Prefilld does not read: ADOPT waits here, and so does everything for the client."""
 
     async def scene(world: World) -> None:
         prefilld, session = await world.linked(send_buffer_bytes=4_608)
@@ -229,7 +229,7 @@ async def adopt_in_the_queue(world: World) -> tuple[Recorder, Recorder]:
 
 
 def test_a_stream_whose_adopt_never_left_is_not_ours(play: Play) -> None:
-    """prefilld takes the connection back and hands it to the next decoded."""
+    """Prefilld takes the connection back and hands it to the next decoded."""
 
     async def scene(world: World) -> None:
         prefilld, user = await adopt_in_the_queue(world)

@@ -206,7 +206,7 @@ def test_a_lost_link_makes_room_for_the_next(play: Play) -> None:
 
 
 def test_a_new_link_is_told_what_is_still_held_of_its_epoch(play: Play) -> None:
-    """prefilld keeps those blocks in quarantine until they are released."""
+    """Prefilld keeps those blocks in quarantine until they are released."""
 
     async def scene(app: App) -> None:
         await app.loaded()
@@ -296,7 +296,9 @@ def test_a_daemon_that_drains_says_so_and_finishes_what_it_adopted(play: Play) -
     play(scene)
 
 
-@pytest.mark.xfail(reason="only links that are open when the drain begins are told", raises=AssertionError)
+@pytest.mark.xfail(
+    reason="only links that are open when the drain begins are told", raises=AssertionError
+)
 def test_a_link_that_opens_in_a_drain_is_told_of_it_too(play: Play) -> None:
     """Otherwise requests go on coming to a daemon that waits for them to end."""
 

@@ -48,7 +48,9 @@ def test_answers_of_a_batch_are_those_of_each_alone(play: Play, host: ModelHost)
         prefilld, _ = await world.linked()
         prompts = [ids_of(5), ids_of(17)[::-1], ids_of(20)]
         users = [
-            prefilld.hand_over(prompt, [2 * number + 1, 2 * number + 2], lease=number + 1, at=number)
+            prefilld.hand_over(
+                prompt, [2 * number + 1, 2 * number + 2], lease=number + 1, at=number
+            )
             if len(prompt) > 16
             else prefilld.hand_over(prompt, [2 * number + 1], lease=number + 1, at=number)
             for number, prompt in enumerate(prompts)

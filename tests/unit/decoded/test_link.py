@@ -104,7 +104,7 @@ def test_a_mapping_that_is_too_slow_is_refused_with_both_rates(play: Play) -> No
         assert (refuse.code, refuse.field) == ("slow-link", "bandwidth_gb_s")
         assert "at least 50000" in refuse.ours
         assert not world.sessions[0].is_open
-        await until(lambda: world.sessions[0].close_mapping())
+        await until(world.sessions[0].close_mapping)
 
     play(scene, link__min_bandwidth_gb_s=50_000)
 

@@ -79,7 +79,7 @@ def test_a_copy_is_valid_only_under_the_generation_on_the_page(peer: Peer) -> No
 
 
 def test_a_mapping_outlives_its_descriptors_and_its_maker(peer: Peer) -> None:
-    """prefilld may die; what was adopted is still pulled."""
+    """Prefilld may die; what was adopted is still pulled."""
     peer.pool.kv[3] = 2.5
     mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
     peer.pool.close()

@@ -17,8 +17,15 @@ Play = Callable[..., list[Any]]
 class Case:
     """One adopted sequence in a world's book."""
 
-    def __init__(self, world: World, *, number: int = 1, is_pulled: bool = True, **stream: Any) -> None:  # noqa: ANN401
-        self.case = Stream(**stream)
+    def __init__(
+        self,
+        world: World,
+        *,
+        number: int = 1,
+        is_pulled: bool = True,
+        send_buffer_bytes: int | None = None,
+    ) -> None:
+        self.case = Stream(send_buffer_bytes=send_buffer_bytes)
         self.sequence, _ = Sequence.adopt(
             changed(HANDOFF, id=f"r{number}"),
             stream=self.case.stream,

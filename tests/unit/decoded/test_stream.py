@@ -68,7 +68,7 @@ def test_no_byte_is_read_before_the_connection_is_ours() -> None:
 
 
 def test_an_abandoned_connection_is_left_as_it_was() -> None:
-    """prefilld has a duplicate: neither `shutdown` nor a byte may tell the client anything."""
+    """Prefilld has a duplicate: neither `shutdown` nor a byte may tell the client anything."""
 
     async def scene() -> None:
         case = Stream()

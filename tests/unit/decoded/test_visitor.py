@@ -84,7 +84,7 @@ def test_the_kernel_says_who_it_is() -> None:
 
 
 def test_a_request_for_prefilld_is_refused() -> None:
-    """decoded takes no prompts; the code says so instead of a closed connection."""
+    """Decoded takes no prompts; the code says so instead of a closed connection."""
 
     async def scene() -> None:
         _, handler, client = visit()
@@ -117,9 +117,7 @@ def test_a_link_passes_everything_to_its_session_and_never_stalls() -> None:
         session = Session()
         visitor.become(cast("LinkSession", session))
         visitor.socket.send(
-            wire.Welcome(
-                instance=INSTANCE, access="pull", held=[], pool_blocks=1, credits=CREDITS
-            )
+            wire.Welcome(instance=INSTANCE, access="pull", held=[], pool_blocks=1, credits=CREDITS)
         )
         await prefilld.until_received(wire.Welcome)
         visitor.close()

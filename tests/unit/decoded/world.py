@@ -31,7 +31,6 @@ from tests.unit.protocol.recorder import Recorder
 from tests.unit.shared.daemon.kit import socketpair, until
 
 if TYPE_CHECKING:
-
     from decoded.sequence import Sequence
     from shared.daemon.model_host import ModelHost
     from tests.unit.shared.daemon.kit import RecordingService
@@ -93,7 +92,14 @@ class Prefilld(Recorder):
         return token_id
 
     def hand_over(
-        self, ids: list[int], blocks: list[int], /, *, lease: int = 1, at: int = 0, **changes: Any
+        self,
+        ids: list[int],
+        blocks: list[int],
+        /,
+        *,
+        lease: int = 1,
+        at: int = 0,
+        **changes: Any,  # noqa: ANN401 - HANDOFF's fields
     ) -> Recorder:
         """Compute a prompt and hand it over; return its user."""
         first_id = self.compute(ids, blocks)
@@ -253,5 +259,3 @@ def answer_of(user: Recorder) -> list[int]:
         if isinstance(message, wire.Tokens)
         for token_id in message.ids
     ]
-
-

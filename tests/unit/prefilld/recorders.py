@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from prefilld.clients import Client
+from prefilld.clients import Client, ClientHandler
 from prefilld.request import Prompt, Request
 from protocol import messages as wire
 from protocol.limits import DEFAULT_MAX_REQUEST_BYTES
@@ -13,7 +13,7 @@ from protocol.states import Role
 from shared.kv.allocator import BlockAllocator, BlockState
 from shared.model.answer import AnswerAssembler
 from tests.unit.protocol.recorder import Recorder
-from tests.unit.shared.daemon.kit import socketpair
+from tests.unit.shared.daemon.kit import socketpair, until
 
 if TYPE_CHECKING:
     import socket
@@ -111,7 +111,7 @@ class FencedAllocator(BlockAllocator):
 
 
 def new_client(
-    handler: Handler, *, now_s: float = 0.0, send_buffer_bytes: int | None = None
+    handler: ClientHandler, *, now_s: float = 0.0, send_buffer_bytes: int | None = None
 ) -> tuple[Client, socket.socket]:
     """Return a client's connection as prefilld has it, and the socket at its other end."""
     ours, theirs = socketpair(send_buffer_bytes)
@@ -142,8 +142,7 @@ async def streaming_client(
     client, theirs = new_client(handler, send_buffer_bytes=send_buffer_bytes)
     user = user_of(theirs)
     user.socket.send(wire.Generate(prompt=[1]))
-    while not handler.requests:
-        await asyncio.sleep(0)
+    await until(lambda: handler.requests)
     client.send(accepted())
     await user.until_received(wire.Accepted)
     return client, user

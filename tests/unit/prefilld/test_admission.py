@@ -44,18 +44,20 @@ def make(host: ModelHost, **changes: Any) -> Admission:  # noqa: ANN401 - Admiss
     return Admission(**options | changes)
 
 
-def ids_of(num_tokens: int) -> list[int]:
+def ids_of(num_tokens: int) -> list[Any]:
     return [2 + index % 256 for index in range(num_tokens)]
 
 
 def resume(host: ModelHost, ids: list[int], **changes: Any) -> Resume:  # noqa: ANN401
-    return Resume(**{"attempt": 1, "seed": 7, "fingerprint": host.fingerprint, "ids": ids} | changes)
+    return Resume(
+        **{"attempt": 1, "seed": 7, "fingerprint": host.fingerprint, "ids": ids} | changes
+    )
 
 
 def refusal(
     admission: Admission, message: Generate | Check, bounds: Bounds = ROOMY
 ) -> RequestError:
-    with pytest.raises(RequestError, match=".") as caught:
+    with pytest.raises(RequestError, match=r".+") as caught:
         admission.judge(message, bounds)
     assert not caught.value.retryable, "the same request can never pass"
     return caught.value
@@ -203,9 +205,7 @@ def test_an_answer_that_leaves_the_context_is_too_large_and_told_what_is_left(
 def test_without_max_tokens_an_answer_is_as_long_as_default_context_and_pool_allow(
     admission: Admission, num_prompt: int, default: int, decode_blocks: int, expected: int
 ) -> None:
-    bounds = Bounds(
-        prefill_blocks=1_000, decode_blocks=decode_blocks, max_tokens_default=default
-    )
+    bounds = Bounds(prefill_blocks=1_000, decode_blocks=decode_blocks, max_tokens_default=default)
     message = Generate(prompt=ids_of(num_prompt))
     if expected == 1:
         assert "decoded's pool" in refusal(admission, message, bounds).message
@@ -342,9 +342,7 @@ def test_without_a_seed_one_is_drawn_and_everything_else_kept(admission: Admissi
     assert (first.temperature, first.top_k, first.top_p) == (0.5, 3, 0.5)
 
 
-def test_a_resumed_answer_goes_on_with_its_own_seed(
-    admission: Admission, host: ModelHost
-) -> None:
+def test_a_resumed_answer_goes_on_with_its_own_seed(admission: Admission, host: ModelHost) -> None:
     """Another one would continue an answer that was never begun."""
     message = Generate(prompt=[1], sampling=Sampling(seed=5), resume=resume(host, [4, 5]))
     prompt = admission.judge(message, ROOMY)

@@ -110,9 +110,7 @@ async def adopting_decoded(app: App, host: ModelHost) -> AsyncIterator[list[wire
     ends: list[Recorder] = []
 
     def credits() -> wire.Credits:
-        return wire.Credits(
-            free_blocks=99, free_sequences=99, queue_depth=0, seen=len(handoffs)
-        )
+        return wire.Credits(free_blocks=99, free_sequences=99, queue_depth=0, seen=len(handoffs))
 
     def on_connection(sock: Any) -> None:  # noqa: ANN401 - a socket
         end = Recorder(owned(sock), Role.DECODED_CLIENT)
@@ -200,7 +198,7 @@ def test_status_tells_pool_queue_and_link(play: Play) -> None:
 
 
 def test_a_check_is_judged_by_both_pools(play: Play) -> None:
-    """decoded's size is that of the configuration until it has told its own."""
+    """Decoded's size is that of the configuration until it has told its own."""
 
     async def scene(app: App) -> None:
         await app.loaded()
@@ -254,7 +252,9 @@ def test_one_connection_too_many_is_busy(play: Play, monkeypatch: pytest.MonkeyP
     play(scene)
 
 
-@pytest.mark.xfail(reason="a connection that decoded adopted is never forgotten", raises=AssertionError)
+@pytest.mark.xfail(
+    reason="a connection that decoded adopted is never forgotten", raises=AssertionError
+)
 def test_connections_that_were_handed_over_do_not_count_for_ever(
     play: Play, host: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,7 +175,7 @@ def test_a_detached_connection_is_neither_read_nor_written() -> None:
 
 
 def test_a_connection_with_bytes_still_to_send_cannot_be_detached() -> None:
-    """decoded would overtake them."""
+    """Decoded would overtake them."""
 
     async def scene() -> None:
         client, user = await streaming_client(send_buffer_bytes=4_608)

@@ -64,9 +64,7 @@ class World:
 
     def credit(self, *, blocks: int, seen: int, sequences: int = 8) -> None:
         self.desk.update_credits(
-            wire.Credits(
-                free_blocks=blocks, free_sequences=sequences, queue_depth=0, seen=seen
-            )
+            wire.Credits(free_blocks=blocks, free_sequences=sequences, queue_depth=0, seen=seen)
         )
 
     def lose(self, *, peer_is_gone: bool = False) -> None:
@@ -297,7 +295,7 @@ def test_bytes_read_but_not_parsed_travel_along(world: World) -> None:
 
 @pytest.mark.xfail(reason="a client's half frame is bounded by the request's limit, not the link's")
 def test_no_client_can_make_a_handoff_that_decoded_refuses(world: World) -> None:
-    """decoded ends the link over it, and over the same request again on the next link."""
+    """Decoded ends the link over it, and over the same request again on the next link."""
 
     async def scene() -> None:
         world.open()
@@ -326,9 +324,7 @@ def test_only_complete_blocks_are_announced_and_each_once(world: World) -> None:
         for computed, expected in ((3, []), (9, [0, 1]), (11, [0, 1]), (16, [0, 1, 2, 3])):
             request.computed_tokens = computed
             world.desk.announce(request)
-            named = [
-                block for message in world.link.of(wire.Chunk) for block in message.blocks
-            ]  # type: ignore[attr-defined]
+            named = [block for message in world.link.of(wire.Chunk) for block in message.blocks]  # type: ignore[attr-defined]
             assert named == [request.blocks[index] for index in expected]
         first, second = world.link.sent
         assert isinstance(first, wire.Chunk)

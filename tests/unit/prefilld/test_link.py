@@ -152,9 +152,7 @@ class World:
         message = await self.decoded.until_received(wire.Handoff)
         assert isinstance(message, wire.Handoff)
         lease_id = message.lease
-        self.decoded.socket.send(
-            wire.Adopt(epoch=EPOCH, lease=lease_id, credits=credits(seen=1))
-        )
+        self.decoded.socket.send(wire.Adopt(epoch=EPOCH, lease=lease_id, credits=credits(seen=1)))
         await until(lambda: self.owner.adopted_ids)
         return lease_id
 
@@ -163,9 +161,7 @@ class World:
 async def linked(service: RecordingService, host: ModelHost) -> AsyncIterator[World]:
     world = World(service, host)
     listener = listen_unix(service.config.decoded.socket)
-    acceptor = Acceptor(
-        listener.socket, world.on_connection, loop=asyncio.get_running_loop()
-    )
+    acceptor = Acceptor(listener.socket, world.on_connection, loop=asyncio.get_running_loop())
     service.spawn(world.link.keep(), name="link")
     try:
         yield world
@@ -347,9 +343,7 @@ def test_adopted_blocks_are_quarantined_while_a_lost_peer_lives(
             first.socket.close()
             await until(lambda: len(world.decodeds) == 2 and world.link.is_open)
             assert world.allocator.counts().quarantined == 3
-            world.decoded.socket.send(
-                wire.Release(epoch=EPOCH, lease=lease_id, credits=credits())
-            )
+            world.decoded.socket.send(wire.Release(epoch=EPOCH, lease=lease_id, credits=credits()))
             await until(lambda: world.allocator.counts().quarantined == 0)
             assert world.allocator.counts().free == world.allocator.num_blocks - 1
 

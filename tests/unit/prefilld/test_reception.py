@@ -43,9 +43,7 @@ def play(
 
 def test_accepted_tells_what_a_client_needs_to_resume(play: Play, host: ModelHost) -> None:
     async def scene(world: World) -> None:
-        user = world.ask(
-            wire.Generate(prompt=[1, 2, 3], id="mine", sampling=wire.Sampling(seed=4))
-        )
+        user = world.ask(wire.Generate(prompt=[1, 2, 3], id="mine", sampling=wire.Sampling(seed=4)))
         accepted = await user.until_received(wire.Accepted)
         assert accepted == wire.Accepted(
             id="mine", seed=4, prompt_tokens=3, cached_tokens=0, fingerprint=host.fingerprint
@@ -80,7 +78,7 @@ def test_a_refused_request_is_told_why_and_counted(play: Play) -> None:
 
 
 def test_the_bounds_are_those_of_the_moment(play: Play) -> None:
-    """decoded tells its pool's size when the link opens."""
+    """Decoded tells its pool's size when the link opens."""
 
     async def scene(world: World) -> None:
         world.bounds = Bounds(prefill_blocks=15, decode_blocks=1, max_tokens_default=8)

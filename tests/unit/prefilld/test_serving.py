@@ -23,12 +23,14 @@ Scene = Callable[[World], Coroutine[Any, Any, None]]
 Play = Callable[..., None]
 
 
-def ids_of(num_tokens: int) -> list[int]:
+def ids_of(num_tokens: int) -> list[Any]:
     return [2 + (7 * index) % 250 for index in range(num_tokens)]
 
 
 def generate(num_tokens: int = 10, **options: Any) -> wire.Generate:  # noqa: ANN401 - GENERATE's fields
-    return wire.Generate(prompt=ids_of(num_tokens), **{"ignore_eos": True, "max_tokens": 4} | options)
+    return wire.Generate(
+        prompt=ids_of(num_tokens), **{"ignore_eos": True, "max_tokens": 4} | options
+    )
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
@@ -11,13 +10,13 @@ from prefilld.metrics import PrefillMetrics
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol import messages as wire
+from protocol.states import Role
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
 from shared.kv.leases import LeaseTable
 from shared.kv.memfd import MemfdPool
-from protocol.states import Role
 from tests.unit.prefilld.recorders import EPOCH, Link, new_client
 from tests.unit.protocol.recorder import Recorder
 
@@ -100,7 +99,9 @@ class World:
         )
         self.desk.pump()
 
-    def ask(self, message: wire.Generate | wire.Check, *, send_buffer_bytes: int | None = None) -> User:
+    def ask(
+        self, message: wire.Generate | wire.Check, *, send_buffer_bytes: int | None = None
+    ) -> User:
         """Connect and ask; return the user."""
         _, theirs = new_client(self, send_buffer_bytes=send_buffer_bytes)
         user = User(theirs, Role.CLIENT)

@@ -133,13 +133,15 @@ async def turns(num_turns: int = TURNS) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     """Turn the loop until the condition holds; what it watches has no event of its own."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110  what is watched has no event
         await asyncio.sleep(0.001)
 
 
-def load_host(path: Path, *, num_blocks: int = 16, **settings: object) -> ModelHost:
+def load_host(
+    path: Path, settings: dict[str, object] | None = None, *, num_blocks: int = 16
+) -> ModelHost:
     """Load a tiny model as a daemon does."""
-    flags = {"model.path": path} | settings
+    flags: dict[str, object] = {"model.path": path} | (settings or {})
     resolved = resolve(
         environ={},
         flags=[parse_assignment(f"{key}={value}") for key, value in flags.items()],
@@ -156,5 +158,3 @@ def is_closed(fd: int) -> bool:
     except OSError:
         return True
     return False
-
-

@@ -36,13 +36,13 @@ def test_two_daemons_of_one_configuration_have_one_fingerprint(
 
 
 def test_another_block_size_is_another_fingerprint(host: ModelHost, model_file: Path) -> None:
-    other = load_host(model_file, **{"pool.block_size": 32})
+    other = load_host(model_file, {"pool.block_size": 32})
     assert other.layout.block_size == 32
     assert other.fingerprint != host.fingerprint
 
 
 def test_another_element_type_is_another_fingerprint(host: ModelHost, model_file: Path) -> None:
-    other = load_host(model_file, **{"model.dtype": "bfloat16"})
+    other = load_host(model_file, {"model.dtype": "bfloat16"})
     assert other.layout.dtype == "bfloat16"
     assert other.fingerprint != host.fingerprint
 
