@@ -470,6 +470,7 @@ def test_a_request_that_came_back_goes_where_its_age_puts_it(world: World) -> No
         assert world.link.handed_over == ["r1"]
         world.lose()
         assert world.desk.num_ready == 2
+        assert world.owner.rejections == [], "nothing is wrong with it"
         world.open()
         world.desk.pump()
         assert world.link.handed_over == ["r1", "r2"]

@@ -235,7 +235,6 @@ def test_what_arrives_behind_mapped_is_left_over_in_order(host: ModelHost) -> No
     play(scene())
 
 
-@pytest.mark.xfail(reason="what an ERROR says is lost", raises=AssertionError)
 def test_an_error_in_the_hand_shake_tells_its_reason(host: ModelHost) -> None:
     """Until decoded has read HELLO it refuses prefilld like a client."""
 
