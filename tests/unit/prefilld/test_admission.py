@@ -49,9 +49,8 @@ def ids_of(num_tokens: int) -> list[Any]:
 
 
 def resume(host: ModelHost, ids: list[int], **changes: Any) -> Resume:  # noqa: ANN401
-    return Resume(
-        **{"attempt": 1, "seed": 7, "fingerprint": host.fingerprint, "ids": ids} | changes
-    )
+    options: dict[str, Any] = {"attempt": 1, "seed": 7, "fingerprint": host.fingerprint}
+    return Resume(ids=ids, **options | changes)
 
 
 def refusal(

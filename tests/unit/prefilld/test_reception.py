@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from prefilld.admission import Bounds
+from prefilld.request import Prompt
 from protocol import messages as wire
 from shared.daemon.model_host import ModelHost
 from shared.engine.thread import EngineThread
@@ -125,14 +127,23 @@ def test_a_full_queue_is_busy_and_says_when_to_come_back(play: Play) -> None:
 
 
 def test_requests_that_are_being_judged_count_as_waiting(play: Play) -> None:
-    """Otherwise a burst would tokenise without bound before the queue is looked at."""
+    """Otherwise a burst would be tokenised without bound before the queue is looked at."""
 
     async def scene(world: World) -> None:
-        users = [world.ask(wire.Generate(prompt="hello", raw=True)) for _ in range(6)]
-        await until(lambda: all(user.messages for user in users))
-        kinds = [user.kinds[0] for user in users]
-        assert kinds.count(wire.Accepted) == 2
-        assert kinds.count(wire.Error) == 4
+        may_judge = threading.Event()
+        judge = world.reception._admission.judge
+
+        def slow_judge(*args: Any) -> Prompt:  # noqa: ANN401 - as `judge`
+            assert may_judge.wait(20)
+            return judge(*args)
+
+        world.reception._admission.judge = slow_judge  # type: ignore[method-assign]
+        users = [world.ask(wire.Generate(prompt=[1])) for _ in range(3)]
+        assert (await users[2].error()).code == "busy"
+        assert not world.reception.is_idle
+        may_judge.set()
+        for user in users[:2]:
+            await user.until_received(wire.Accepted)
         assert world.reception.is_idle
 
     play(scene, prefilld__max_waiting=2)
@@ -230,6 +241,10 @@ def test_a_whole_answer_is_not_computed_any_further(
         assert (end.reason, end.usage.completion_tokens) == (reason, 2)
         assert user.kinds == [wire.Accepted, wire.End]
         assert world.serving.is_idle
-        assert world.serving.num_waiting == 0
+        await user.until(lambda: user.closed)
+        ended = [name for name in world.service.metrics.snapshot() if "requests_ended" in name]
+        assert ended == [f'kvpair_requests_ended_total{{reason="{reason}"}}'], (
+            "once, and never queued"
+        )
 
     play(scene)

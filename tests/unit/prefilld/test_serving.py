@@ -238,6 +238,23 @@ def test_a_running_request_is_cancelled_after_its_step(play: Play) -> None:
     play(scene)
 
 
+def test_the_first_reason_for_an_end_is_the_one_that_is_told(play: Play) -> None:
+    """A deadline that passes while a cancel waits for its step changes nothing."""
+
+    async def scene(world: World) -> None:
+        gate = Gate(world)
+        world.start()
+        user = world.ask(generate())
+        await gate.entered()
+        user.socket.send(wire.Cancel())
+        await until(lambda: world.serving._cancelled)
+        world.serving.expire(1e12)
+        gate.open()
+        assert (await user.end()).reason == "cancelled"
+
+    play(scene)
+
+
 def test_a_client_that_vanishes_in_mid_prefill_gives_its_blocks_back(play: Play) -> None:
     async def scene(world: World) -> None:
         gate = Gate(world)
