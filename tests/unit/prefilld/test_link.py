@@ -49,6 +49,7 @@ class Decoded(Recorder):
         self.held: list[int] = []
         self.answers = True
         self.behind_mapped: list[wire.Message] = []
+        self.ends_behind_mapped = False
         self.react = self._react
 
     def _react(self, message: wire.Message) -> None:
@@ -74,6 +75,8 @@ class Decoded(Recorder):
                 frames += self.socket.connection.send(message_behind)
             self.raw.send(frames)  # in one piece, so that it is read in one piece
             assert pool.close()
+            if self.ends_behind_mapped:
+                self.socket.close()
 
     def close_fds(self) -> None:
         for fds in self.fds:
@@ -439,6 +442,41 @@ def test_a_contradiction_in_mapped_itself_ends_the_link_at_once(
             world.prepare = lie
             await until(lambda: len(world.decodeds) == 2 and world.link.is_open)
             assert "link.refused" in events(logs)
+
+    play(scene())
+
+
+def test_a_link_that_ends_as_it_opens_is_lost_like_any_other(
+    service: RecordingService, host: ModelHost, logs: list[Any]
+) -> None:
+    """MAPPED and the end of the stream arrive together."""
+
+    async def scene() -> None:
+        async with linked(service, host) as world:
+
+            def end(decoded: Decoded) -> None:
+                decoded.ends_behind_mapped = not world.decodeds
+
+            world.prepare = end
+            await until(lambda: len(world.decodeds) == 2 and world.link.is_open)
+            assert events(logs).count("link.opened") == 2
+            assert events(logs).count("link.lost") == 1
+
+    play(scene())
+
+
+def test_what_came_right_behind_mapped_is_heeded(
+    service: RecordingService, host: ModelHost, logs: list[Any]
+) -> None:
+    async def scene() -> None:
+        async with linked(service, host) as world:
+
+            def drain(decoded: Decoded) -> None:
+                decoded.behind_mapped = [wire.Drain()]
+
+            world.prepare = drain
+            await world.opened()
+            assert "link.draining" in events(logs)
 
     play(scene())
 
