@@ -66,6 +66,22 @@ def test_answers_of_a_batch_are_those_of_each_alone(play: Play, host: ModelHost)
     play(scene)
 
 
+def test_an_unstreamed_answer_is_one_frame_with_the_token_that_prefilld_kept(
+    play: Play, host: ModelHost
+) -> None:
+    async def scene(world: World) -> None:
+        world.start()
+        prefilld, _ = await world.linked()
+        user = prefilld.hand_over(ids_of(20), [5, 3], stream=False, delivered=0)
+        await user.until_received(wire.End)
+        tokens, _ = user.messages
+        assert isinstance(tokens, wire.Tokens)
+        ((*whole,),) = expected(host, ids_of(20))
+        assert (tokens.index, tokens.ids) == (0, whole)
+
+    play(scene)
+
+
 def test_room_that_comes_free_is_told(play: Play) -> None:
     async def scene(world: World) -> None:
         world.start()

@@ -25,6 +25,7 @@ from shared.daemon.instance import this_instance
 from shared.daemon.listening import open_listener
 from shared.daemon.model_host import ModelHost
 from shared.engine.thread import EngineThread
+from tests.unit.prefilld.recorders import Link
 from tests.unit.prefilld.world import User
 from tests.unit.protocol.recorder import Recorder
 from tests.unit.shared.daemon.kit import RecordingService, owned, run, turns, until
@@ -232,6 +233,25 @@ def test_a_request_that_waits_too_long_is_told_by_the_sweep(play: Play) -> None:
         await until(lambda: app.daemon._parts and app.daemon._parts.desk.num_ready)
         app.service.clock.advance(300)
         assert (await user.error()).code == "timeout"
+
+    play(scene)
+
+
+def test_a_client_that_has_caught_up_is_handed_over_at_once(play: Play) -> None:
+    """Nothing else may happen that would look at the queue again."""
+
+    async def scene(app: App) -> None:
+        await app.loaded()
+        user = app.ask(generate(max_tokens=9))
+        await user.until_received(wire.Tokens)
+        assert app.daemon._parts is not None
+        desk, link = app.daemon._parts.desk, Link()
+        await until(lambda: desk.num_ready)
+        desk.link_opened(link, [])
+        desk.update_credits(wire.Credits(free_blocks=9, free_sequences=9, queue_depth=0, seen=0))
+        (client,) = [client for client in app.daemon._clients if client.has_asked]
+        app.daemon.on_flushed(client)
+        assert len(link.handed_over) == 1
 
     play(scene)
 
