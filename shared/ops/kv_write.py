@@ -28,23 +28,23 @@ def write_kv(kv_layer: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor)
     Raises:
         ShapeError: A shape or a dtype is not as above.
     """
-    block_size = kv_layer.shape[3]
-    heads = (kv_layer.shape[2], kv_layer.shape[4])
+    _, _, num_kv_heads, block_size, head_dim = kv_layer.shape
     num_tokens = slot_mapping.shape[0]
-    if key.shape != (num_tokens, *heads) or value.shape != key.shape:
+    if not key.shape == value.shape == (num_tokens, num_kv_heads, head_dim):
         raise ShapeError(
-            f"{num_tokens} slots of {heads} numbers cannot take keys of shape {tuple(key.shape)} "
-            f"and values of shape {tuple(value.shape)}"
+            f"{num_tokens} slots of {num_kv_heads} heads of {head_dim} cannot take keys of shape "
+            f"{tuple(key.shape)} and values of shape {tuple(value.shape)}"
         )
-    if not key.dtype == value.dtype == kv_layer.dtype:
+    if not key.dtype is value.dtype is kv_layer.dtype:
         raise ShapeError(f"a {kv_layer.dtype} pool cannot take {key.dtype} and {value.dtype}")
     if num_tokens == 1:
         # Decode at batch 1: two plain copies take half the time of two scatters.
-        (slot,) = slot_mapping.tolist()
+        slot = int(slot_mapping)
         if slot != PAD_SLOT:
             block, offset = divmod(slot, block_size)
-            kv_layer[block, 0, :, offset].copy_(key[0])
-            kv_layer[block, 1, :, offset].copy_(value[0])
+            token = kv_layer[block, :, :, offset]
+            token[0] = key[0]
+            token[1] = value[0]
         return
     is_padding = slot_mapping == PAD_SLOT
     if is_padding.any():

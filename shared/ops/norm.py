@@ -21,11 +21,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         [num_tokens, hidden_size] in the type of `x`.
     """
-    # `functional.rms_norm` is as many kernels on the CPU, but four of them run over whole rows.
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    # For one row on the CPU what counts is the number of calls into torch: this takes half the time
+    # of `functional.rms_norm`, and a conversion that changes nothing is a call like any other.
+    wide = x if x.dtype is torch.float32 else x.float()
+    norm: Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    normed = (x * scale).mul_(weight)
-    return normed.to(x.dtype)
+    normed = (wide * scale).mul_(weight)
+    return normed if wide is x else normed.to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -44,6 +44,7 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Returns:
         A new contiguous tensor like `x`.
     """
-    wide = x.float()
+    wide = x if x.dtype is torch.float32 else x.float()
     swapped = wide.roll(x.shape[-1] // 2, -1)
-    return swapped.mul_(sin).addcmul_(wide, cos).to(x.dtype)
+    turned = swapped.mul_(sin).addcmul_(wide, cos)
+    return turned if wide is x else turned.to(x.dtype)
