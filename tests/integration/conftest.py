@@ -1,4 +1,4 @@
-"""The embedded model, and transformers' answers to hold others against, once a session."""
+"""The models that integration tests run on, and transformers' answers to hold others against."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 
 from shared.model.fetch import fetch_model
 from shared.model.loader import LoadedModel, load_model_file
+from tests.support.link_peers import load_host
 from tests.support.margin_rule import GreedyReference
+from tests.support.pair import write_tiny_model
 from tests.support.questions import first_questions
 from tests.support.transformers_reference import llama_for_causal_lm
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
+
+    from shared.daemon.model_host import ModelHost
 
 NUM_QUESTIONS = 20
 NUM_TOKENS = 64
@@ -83,3 +87,15 @@ def greedy_references(
 ) -> GreedyReferences:
     """What 20 greedy answers must equal; about a minute for all of them."""
     return GreedyReferences(smollm2_reference, question_prompts)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of one layer, as a file."""
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tiny_host(tiny_model: Path, _one_torch_thread: None) -> ModelHost:
+    """The same model in memory, as a daemon that serves the file has it."""
+    return load_host(tiny_model)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,7 +18,7 @@ from protocol.client import Client
 from tests.support.tiny_gguf import TinyGguf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
 
 DaemonName = Literal["prefilld", "decoded"]
@@ -127,6 +128,25 @@ class Pair:
         self._processes[name].kill()
         self._processes[name].wait(timeout=10)
 
+    def restart(self, name: DaemonName) -> None:
+        """Start a daemon that has ended, and wait until the pair serves."""
+        self.start(name)
+        self.wait_serving()
+
+    @contextmanager
+    def alone(self, name: DaemonName) -> Iterator[Self]:
+        """Run one daemon, for a test that plays the other; it waits for its peer."""
+        try:
+            self.start(name)
+            wait_until(
+                lambda: self.state(name) == "waiting-for-peer",
+                timeout_s=START_TIMEOUT_S,
+                what=f"{name} waits for its peer",
+            )
+            yield self
+        finally:
+            self.stop()
+
     def stop(self) -> None:
         """Stop both daemons, by force where they do not listen."""
         for process in self._processes.values():
@@ -149,6 +169,14 @@ class Pair:
         """Return decoded's STATUS."""
         return self.decoded_client.status()
 
+    def state(self, name: DaemonName) -> str | None:
+        """Return a daemon's state; None where it does not answer."""
+        client = self.client if name == "prefilld" else self.decoded_client
+        try:
+            return str(client.status()["state"])
+        except OSError:
+            return None
+
     def wait_serving(self) -> None:
         """Wait until both daemons serve over a proved link."""
 
@@ -156,13 +184,7 @@ class Pair:
             for name, process in self._processes.items():
                 if process.poll() is not None:
                     raise AssertionError(f"{name} ended with {process.returncode}:\n{self.tail()}")
-            if not (self.socket.exists() and self.decoded_socket.exists()):
-                return False
-            try:
-                states = [self.status()["state"], self.decoded_status()["state"]]
-            except OSError:
-                return False
-            return states == ["serving", "serving"]
+            return all(self.state(name) == "serving" for name in DAEMONS)
 
         wait_until(is_serving, timeout_s=START_TIMEOUT_S, what="the pair serves")
 
