@@ -283,14 +283,21 @@ def test_a_daemon_that_drains_says_so_and_finishes_what_it_adopted(play: Play) -
     async def scene(app: App) -> None:
         await app.loaded()
         prefilld = await app.linked()
+        assert app.daemon._parts is not None
+        desk = app.daemon._parts.desk
+        copies, desk.next_copies = desk.next_copies, lambda _: []  # type: ignore[method-assign]
         user = prefilld.hand_over(ids_of(5), [1], max_tokens=27)
         await prefilld.until_received(wire.Adopt)
         app.service.drain(reason="test")
         await prefilld.until_received(wire.Drain)
+        await turns(200)
+        assert app.serving is not None
+        assert not app.serving.done(), "an answer is not finished"
+        desk.next_copies = copies  # type: ignore[method-assign]
+        prefilld.socket.send(wire.Abort(epoch=bytes(range(16)), lease=1))  # ignored, but wakes
         end = await user.until_received(wire.End)
         assert isinstance(end, wire.End)
         assert end.usage.completion_tokens == 27
-        assert app.serving is not None
         await app.serving
 
     play(scene)
