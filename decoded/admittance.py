@@ -134,6 +134,17 @@ def descriptors_lost() -> wire.Refuse:
     )
 
 
+def foreign_backend() -> wire.Refuse:
+    """Return the refusal of a MAP whose pool is not in a memfd."""
+    return _refuse(
+        "backend",
+        "pool_handle",
+        ours="memfd",
+        theirs="a GPU's pool",
+        message="set the same [pool] backend for both daemons",
+    )
+
+
 def unmappable(text: str) -> wire.Refuse:
     """Return the refusal of a pool that cannot be mapped."""
     return _refuse("size", "pool", ours=text, theirs="", message="restart both daemons")
@@ -187,6 +198,10 @@ def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab
     if message.total_blocks < layout.num_blocks_for(most_tokens):
         raise InvalidMessageError(
             f"handoff: {message.total_blocks} blocks cannot hold {most_tokens} tokens"
+        )
+    if len(request.ids) >= request.max_tokens:
+        raise InvalidMessageError(
+            f"handoff: {len(request.ids)} of {request.max_tokens} tokens leave nothing to decode"
         )
     if request.delivered > len(request.ids):
         raise InvalidMessageError(

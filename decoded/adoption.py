@@ -63,6 +63,8 @@ class AdoptionDesk:
         self._sessions: list[LinkSession] = []
         self._came_over: dict[Sequence, LinkSession] = {}
         """The link of each sequence whose blocks are not all pulled."""
+        self._unconfirmed: dict[Sequence, LinkSession] = {}
+        """The link of each sequence whose ADOPT the kernel has not accepted whole."""
 
     # --- links -------------------------------------------------------------------------------
 
@@ -167,8 +169,9 @@ class AdoptionDesk:
         another decoded, or its client asks again.
         """
         self.carry_out(session, session.intake.link_lost())
-        for sequence, owner in tuple(self._came_over.items()):
-            if owner is session and not sequence.stream.is_active:
+        for sequence, owner in tuple(self._unconfirmed.items()):
+            if owner is session:
+                del self._unconfirmed[sequence]
                 sequence.stream.abandon()
                 self._book.client_gone(sequence)
 
@@ -230,7 +233,7 @@ class AdoptionDesk:
 
     def _adopt(self, session: LinkSession, lease_id: int, sequence: Sequence) -> None:
         self._book.add(sequence)
-        self._came_over[sequence] = session
+        self._came_over[sequence] = self._unconfirmed[sequence] = session
         self._metrics.adopted.inc()
         self._service.log.info(
             "handoff.adopted",
@@ -240,8 +243,13 @@ class AdoptionDesk:
         )
         session.send(
             wire.Adopt(epoch=session.epoch, lease=lease_id, credits=self.credits(session)),
-            on_sent=sequence.stream.activate,
+            on_sent=lambda: self._confirmed(sequence),
         )
+
+    def _confirmed(self, sequence: Sequence) -> None:
+        """The stream is ours from now on."""
+        self._unconfirmed.pop(sequence, None)
+        sequence.stream.activate()
 
     def _reject(self, session: LinkSession, effect: SendReject[Sequence]) -> None:
         effect.request.stream.abandon()

@@ -206,6 +206,8 @@ class Decoded:
     async def _greet(self, visitor: Visitor, hello: wire.Hello) -> None:
         await self._loaded.wait()
         assert self._parts is not None
+        if not visitor.socket.is_open:
+            return  # it gave up while the model was loading
         parts, credentials = self._parts, visitor.credentials
         refusal = judge_hello(
             hello,

@@ -16,6 +16,7 @@ from decoded.admittance import (
     check_handoff,
     contradiction,
     descriptors_lost,
+    foreign_backend,
     too_slow,
     unmappable,
 )
@@ -96,6 +97,7 @@ class LinkSession:
             now_s=self._now_s(),
         )
         self._state = "handshake"
+        self._began_s = self._now_s()
         self._peer_pool: PeerPool | None = None
         self._rtt_us: float | None = None
         self._told: wire.Credits | None = None
@@ -173,6 +175,11 @@ class LinkSession:
 
     def tick(self) -> None:
         """Ask whether prefilld lives; to be called several times a ping interval."""
+        if self._state in ("handshake", "mapping"):
+            timeout_s = self._service.config.link.handshake_timeout_s
+            if self._now_s() - self._began_s >= timeout_s:
+                self._service.log.error("link.unfinished", timeout_s=timeout_s)
+                self._socket.close()
         if not self.is_open:
             return
         match self._keepalive.check(self._now_s()):
@@ -208,6 +215,7 @@ class LinkSession:
             ours=refusal.ours,
             theirs=refusal.theirs,
         )
+        self._state = "refused"
         self.send(refusal)
         self._socket.close_when_flushed()
 
@@ -216,6 +224,10 @@ class LinkSession:
     def on_message(self, message: wire.Message, fds: list[int] | None) -> None:
         """Take a message behind HELLO; its descriptors are ours to close or to pass on."""
         self._keepalive.heard(self._now_s())
+        if isinstance(message, wire.Bye):
+            self._is_parting = True
+            self._socket.close()  # nothing follows it, and nothing may be sent any more
+            return
         try:
             self._dispatch(message, fds)
         except InvalidMessageError as error:
@@ -262,7 +274,7 @@ class LinkSession:
             case wire.Refuse(code=code, message=text):
                 self._service.log.error("link.refused", code=code, reason=text)
             case _:
-                self._is_parting = True  # BYE: the end of the stream follows
+                pass  # the state tables let nothing else through
 
     # --- hand-shake --------------------------------------------------------------------------
 
@@ -270,6 +282,11 @@ class LinkSession:
         """Map the pool on the engine thread, read the proof through it, and say so."""
         if fds is None:
             self.refuse(descriptors_lost())
+            return
+        if message.pool_handle:
+            for descriptor in fds:
+                os.close(descriptor)
+            self.refuse(foreign_backend())
             return
         self._is_mapping = True
         try:
@@ -286,8 +303,8 @@ class LinkSession:
         if pool.bandwidth_gb_s < floor_gb_s:
             self.refuse(too_slow(floor_gb_s, pool.bandwidth_gb_s))
             return
-        if self.is_lost or not self._socket.is_open:
-            return
+        if self._state != "mapping":
+            return  # the link ended meanwhile
         self._state = "open"
         self.send(
             wire.Mapped(
@@ -296,6 +313,8 @@ class LinkSession:
                 credits=self._credits(),
             )
         )
+        if self._service.draining.is_set():
+            self.send(wire.Drain())
         self._service.log.info(
             "link.opened", peer_pid=self.pid, bandwidth_gb_s=round(pool.bandwidth_gb_s, 3)
         )

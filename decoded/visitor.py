@@ -90,6 +90,8 @@ class Visitor:
             case wire.Hello():
                 self._is_link = True
                 self._handler.on_hello(self, message)
+            case wire.Bye():  # it gave up before HELLO was answered
+                self.socket.close()
 
     def _on_closed(self, reason: CloseReason) -> None:
         error_code = getattr(reason.error, "code", None)

@@ -105,21 +105,29 @@ class Admission:
         except RequestError as error:
             if error.code != "too-large":
                 raise
-            num_tokens = len(self._tokenise(message))
-            wanted = message.max_tokens or bounds.max_tokens_default
-            return Checked(
-                prompt_tokens=num_tokens,
-                max_tokens=wanted,
-                blocks=self._layout.num_blocks_for(num_tokens),
-                total_blocks=self._layout.num_blocks_for(num_tokens + wanted),
-                fits=False,
-            )
+            return self._unfit(message, bounds)
         return Checked(
             prompt_tokens=len(prompt.ids),
             max_tokens=prompt.max_tokens,
             blocks=prompt.num_blocks,
             total_blocks=prompt.total_blocks,
             fits=True,
+        )
+
+    def _unfit(self, message: Check, bounds: Bounds) -> Checked:
+        """Return the numbers of a request that can never be served."""
+        try:
+            num_tokens = len(self._tokenise(message))
+        except RequestError:  # too long to be tokenised: the least that it can be
+            num_tokens = self._spec.max_context_tokens + 1
+        num_resumed = 0 if message.resume is None else len(message.resume.ids)
+        wanted = message.max_tokens or bounds.max_tokens_default
+        return Checked(
+            prompt_tokens=num_tokens,
+            max_tokens=wanted,
+            blocks=self._layout.num_blocks_for(num_tokens + num_resumed),
+            total_blocks=self._layout.num_blocks_for(num_tokens + wanted),
+            fits=False,
         )
 
     def _tokenise(self, message: Generate | Check) -> list[int]:

@@ -120,15 +120,17 @@ class Prefilld:
         stopping = RequestError(
             "draining" if is_told else "internal", "prefilld is shutting down", retryable=True
         )
-        for client in tuple(self._clients):
-            if not client.has_asked:
-                client.finish(wire.Error(code=stopping.code, message=str(stopping), retryable=True))
         if self._parts is not None:
+            self._parts.link.close()  # first: what decoded did not adopt is ours to end
             self._parts.serving.end_all(stopping)
             self._parts.reception.close()
-            self._parts.link.close()
             if self._parts.host.template is not None:
                 self._parts.host.template.close()
+        for client in tuple(self._clients):  # those that have not asked yet, or are being judged
+            if client.is_open:
+                client.finish(wire.Error(code=stopping.code, message=str(stopping), retryable=True))
+            else:
+                client.close()
 
     def _stop_accepting(self) -> None:
         self._acceptor.stop()
@@ -221,6 +223,7 @@ class Prefilld:
             now_s = self._service.clock.monotonic_ns() / NS_PER_S
             parts.link.tick()
             parts.desk.lending.expire(now_s)
+            parts.desk.pump()
             parts.serving.expire(now_s)
             for client in tuple(self._clients):
                 if client.is_stalled(now_s, stall_s):
@@ -274,6 +277,10 @@ class Prefilld:
         """Hand over what only waited for its client."""
         if self._parts is not None:
             self._parts.desk.pump()
+
+    def on_handed_over(self, client: Client) -> None:
+        """Forget a connection that is decoded's."""
+        self._clients.discard(client)
 
     def on_gone(self, client: Client, reason: CloseReason) -> None:
         """A closed connection is a cancel."""

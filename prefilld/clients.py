@@ -34,6 +34,9 @@ class ClientHandler(Protocol):
     def on_gone(self, client: Client, reason: CloseReason) -> None:
         """A connection ended; nothing can be sent any more."""
 
+    def on_handed_over(self, client: Client) -> None:
+        """A connection is decoded's."""
+
 
 class Client:
     """A connection at prefilld's socket.
@@ -60,6 +63,7 @@ class Client:
         self._progress_bytes = 0
         self.has_asked = False
         """Whether its request has arrived."""
+        self._is_answered = False
         self.is_cancelled = False
         """Whether it asked for its answer to end, perhaps before the request was judged."""
         self._socket = self._attach(sock)
@@ -80,8 +84,9 @@ class Client:
             self._socket.send(message)
 
     def finish(self, message: wire.Message) -> None:
-        """Send the last message, and close once it is out."""
-        if self.is_open:
+        """Send the last message, and close once it is out; only the first of them is sent."""
+        if self.is_open and not self._is_answered:
+            self._is_answered = True
             self._socket.send(message)
             self._socket.close_when_flushed()
 
@@ -129,6 +134,7 @@ class Client:
         assert self._detached is not None, "the connection was never detached"
         self._detached.socket.close()
         self._detached = None
+        self._handler.on_handed_over(self)
 
     # --- events ------------------------------------------------------------------------------
 

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from shared.kv.leases import LeaseTable
 
 
+REJECT_PAUSE_NS = 50_000_000
+"""How long no HANDOFF follows a REJECT: decoded had told of room, so something is wrong there (it
+has no descriptor left, say), and asking again at once would only keep both busy."""
+
+
 class LinkSender(Protocol):
     """What the desk needs of an open link."""
 
@@ -94,6 +99,7 @@ class HandoffDesk:
         self._link: LinkSender | None = None
         self._credits = CreditAccount()
         self._is_peer_draining = False
+        self._pause_ends_ns = 0
         self._ready: list[Request] = []
 
     def attach(self, owner: RequestOwner) -> None:
@@ -155,7 +161,9 @@ class HandoffDesk:
         if self._link is None or self._is_peer_draining or num_complete <= request.chunked_blocks:
             return
         if request.lease_id is None:
-            if not self._credits.covers(request.prompt.total_blocks):
+            # Room that an older request waits for must not be reserved past it.
+            is_owed = any(not ready.is_reserved for ready in self._ready)
+            if is_owed or not self._credits.covers(request.prompt.total_blocks):
                 return
             self._credits.spend(request.prompt.total_blocks)
             request.is_reserved = True
@@ -185,14 +193,25 @@ class HandoffDesk:
         self.lending.take_back(request)
 
     def pump(self) -> None:
-        """Hand over what decoded has room for, oldest first."""
+        """Hand over what decoded has room for, oldest first.
+
+        A request whose room is reserved can always go.  Among the others nobody overtakes, or
+        small ones would starve a large one; but one whose client is slow to take its first token
+        is passed by.
+        """
+        is_room_owed = False
         for request in tuple(self._ready):
-            if self._link is None or self._is_peer_draining:
+            if self._link is None or self._is_peer_draining or self._is_pausing:
                 return
-            if not request.is_reserved and not self._credits.covers(request.prompt.total_blocks):
-                return  # nobody overtakes: a small request must not starve a large one
-            if request.client.is_flushed:
+            if not request.client.is_flushed:
+                continue
+            has_room = request.is_reserved or (
+                not is_room_owed and self._credits.covers(request.prompt.total_blocks)
+            )
+            if has_room:
                 self._hand_over(request, self._link)
+            else:
+                is_room_owed = True
 
     def _hand_over(self, request: Request, link: LinkSender) -> None:
         if request.is_reserved:
@@ -252,7 +271,12 @@ class HandoffDesk:
         if cause == LINK_LOST:
             self.ready(request)
         else:
+            self._pause_ends_ns = self._clock.monotonic_ns() + REJECT_PAUSE_NS
             self._tell.rejected(request, cause, message)
+
+    @property
+    def _is_pausing(self) -> bool:
+        return self._clock.monotonic_ns() < self._pause_ends_ns
 
     @property
     def _tell(self) -> RequestOwner:

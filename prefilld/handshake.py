@@ -137,7 +137,7 @@ class Handshake:
                 cure=message.message,
             )
         if isinstance(message, wire.Error):
-            raise ConnectionError(f"decoded does not talk to us ({message.code}): {message.message}")
+            raise ConnectionError(f"decoded refuses to talk ({message.code}): {message.message}")
         if isinstance(message, wire.Message):
             raise ConnectionError("decoded is leaving")
         raise ConnectionError(f"the connection ended during the hand-shake: {message.kind.value}")

@@ -161,11 +161,11 @@ class PrefillLink:
             if link.is_open:
                 link.close_when_flushed()
             raise
+        if not link.is_open:  # it ended right behind MAPPED, or decoded said BYE
+            raise ConnectionError("decoded left as soon as it had mapped the pool")
         self._open(link, welcome, mapped)
         for left_over in handshake.left_over():
-            if isinstance(left_over, CloseReason):
-                self._lost(left_over)
-            else:
+            if isinstance(left_over, wire.Message):
                 self._dispatch(left_over)
         await self._ended.wait()
 
@@ -197,7 +197,12 @@ class PrefillLink:
     def _on_message(self, message: wire.Message, _fds: list[int] | None) -> None:
         if self._keepalive is not None:
             self._keepalive.heard(self._now_s())
-        if self._handshake is not None:
+        if isinstance(message, wire.Bye):
+            self._is_parting = True
+            # Nothing follows it, and nothing may be sent any more.
+            if self._socket is not None:
+                self._socket.close()
+        elif self._handshake is not None:
             self._handshake.receive(message)
         else:
             self._dispatch(message)
@@ -225,7 +230,7 @@ class PrefillLink:
             case wire.Refuse(code=code, message=text):
                 self._service.log.error("link.refused", code=code, reason=text)
             case _:
-                self._is_parting = True  # BYE: the end of the stream follows
+                pass  # CREDIT, which has been taken above
         self._desk.pump()
 
     def _take_credits(self, room: wire.Credits) -> bool:
@@ -267,7 +272,7 @@ class PrefillLink:
                 peer_is_gone=is_gone,
             )
         self._desk.link_lost(peer_is_gone=is_gone, grace_s=self._service.config.link.quarantine_s)
-        if watch is not None and not is_gone:
+        if watch is not None and watch.is_able and not is_gone:
             self._doubted.add(watch)
             watch.when_gone(lambda: self._proved_gone(watch))
         elif watch is not None:

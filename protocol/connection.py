@@ -17,7 +17,7 @@ from protocol.errors import (
     VersionMismatchError,
 )
 from protocol.frames import MAX_ANNOUNCED_BYTES, FrameDecoder
-from protocol.limits import VERSION
+from protocol.limits import MAX_FOLLOW_UP_BYTES, VERSION
 from protocol.messages import MESSAGE_TYPES, Error, Hello, LeaseMessage, Message, Refuse
 from protocol.states import (
     INCOMING,
@@ -145,6 +145,8 @@ class Connection:
         self._note_epoch(message)
         if isinstance(message, LeaseMessage) and message.epoch != self._epoch:
             raise StaleEpochError(received=message.epoch, current=self._epoch or b"")
+        if self.role is Role.PREFILLD_CLIENT:
+            self._decoder.max_body_bytes = MAX_FOLLOW_UP_BYTES
         self._state = following
 
     def _note_epoch(self, message: Message) -> None:

@@ -72,7 +72,8 @@ class FrameDecoder:
     """Reassembles frames from a byte stream, however the stream was cut."""
 
     def __init__(self, max_body_bytes: int) -> None:
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
+        """Largest body taken from here on; may change between two frames."""
         # Deleting from a bytearray's front moves its start, not its bytes, so a stream of n
         # bytes costs O(n) however many frames it holds.
         self._buffer = bytearray()
@@ -102,8 +103,8 @@ class FrameDecoder:
         if len(self._buffer) < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(self._buffer)
-        if length > self._max_body_bytes:
-            raise FrameTooLargeError(announced_bytes=length, limit_bytes=self._max_body_bytes)
+        if length > self.max_body_bytes:
+            raise FrameTooLargeError(announced_bytes=length, limit_bytes=self.max_body_bytes)
         end = LENGTH.size + length
         if len(self._buffer) < end:
             return None

@@ -58,10 +58,16 @@ MAX_TEMPERATURE = 100.0
 MAX_SEED = (1 << 63) - 1
 """Seeds are non-negative and fit a signed 64-bit integer, as torch and TOML both want."""
 
+MAX_FOLLOW_UP_BYTES = 1024
+"""Largest body from a client behind its request: CANCEL is 14 bytes, and nothing else is legal.
+
+It also bounds the half frame that may have to travel in a HANDOFF.
+"""
+
 MAX_RESIDUE_BYTES = 65_536
 """Most client bytes that were read but not parsed and so travel in a HANDOFF.
 
-A connection carries one request, so after GENERATE only a CANCEL (16 bytes) is legal.
+A connection carries one request, so after GENERATE only a CANCEL (14 bytes) is legal.
 """
 
 EPOCH_BYTES = 16

@@ -17,10 +17,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from protocol.closing import CloseKind, CloseReason
-from protocol.descriptors import ANCILLARY_BYTES, DescriptorQueue, received_rights
+from protocol.descriptors import DescriptorQueue
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.limits import MAX_QUEUE_BYTES
 from protocol.messages import Message, num_descriptors
+from protocol.reading import Received, receive
 from protocol.states import Role
 from protocol.writer import FrameWriter
 
@@ -30,9 +31,8 @@ if TYPE_CHECKING:
 
     from protocol.connection import Connection
 
-# One read a readiness: large enough for every frame but a long prompt's, small enough that one
-# busy peer does not hold up the others.
-READ_BYTES = 65_536
+# Reads at one readiness, so that a peer that never pauses cannot starve the others.
+MAX_READS = 16
 
 
 class Detached(NamedTuple):
@@ -174,38 +174,36 @@ class MessageSocket:
     # --- reading ---------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        reason = self._read()
-        if reason is not None and self._is_open:
-            self._finish(reason)
+        # To the end: behind the death of a peer that had not read everything, uvloop reports
+        # the socket once more and then never again, so an EOF left for later would be lost.
+        for _ in range(MAX_READS):
+            if not self._is_reading:
+                return
+            received = self._read()
+            if received is None:
+                return
+            if isinstance(received, CloseReason):
+                if self._is_open:
+                    self._finish(received)
+                return
+        self._loop.call_soon(self._on_readable)  # others have their turn first
 
-    def _read(self) -> CloseReason | None:
-        """Read once and deliver; return the reason where the stream has ended."""
-        # Nobody else may bring descriptors; without room for them the kernel drops them unopened.
+    def _read(self) -> Received | CloseReason | None:
+        """Read once and deliver what came; see `receive`."""
         takes_descriptors = self.connection.role is Role.DECODED_LINK
-        try:
-            data, ancillary, flags, _ = self._socket.recvmsg(
-                READ_BYTES,
-                ANCILLARY_BYTES if takes_descriptors else 0,
-                socket.MSG_CMSG_CLOEXEC,
-            )
-        except (BlockingIOError, InterruptedError):
-            return CloseReason(CloseKind.GONE) if self._is_draining else None
-        except ConnectionResetError:
-            data, ancillary, flags = b"", [], 0
-        except OSError as error:
-            return CloseReason(CloseKind.FAULT, error)
-        if not data:
+        received = receive(self._socket, takes_descriptors=takes_descriptors)
+        if isinstance(received, CloseReason):
             self.connection.receive_eof()
-            return CloseReason(CloseKind.GONE)
-        self.connection.receive_data(data)
-        if takes_descriptors:
-            self._descriptors.add(
-                received_rights(ancillary),
-                is_cut=bool(flags & socket.MSG_CTRUNC),
-                last_byte=self.connection.num_received_bytes - 1,
-            )
-        self._deliver()
-        return None
+        elif received is not None:
+            self.connection.receive_data(received.data)
+            if takes_descriptors:
+                self._descriptors.add(
+                    received.fds,
+                    is_cut=received.is_cut,
+                    last_byte=self.connection.num_received_bytes - 1,
+                )
+            self._deliver()
+        return received
 
     def _deliver(self) -> None:
         while self._is_reading:
@@ -270,7 +268,7 @@ class MessageSocket:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
         # Nothing can be added to the receive queue any more, and behind it lies EOF.
-        while self._is_reading and self._read() is None:
+        while self._is_reading and isinstance(self._read(), Received):
             pass
         if self._is_open:
             self._finish(reason)

@@ -232,7 +232,7 @@ MAX_RECEIVED_BYTES: Final[Mapping[Role, int]] = MappingProxyType(
         Role.CLIENT: limits.MAX_REPLY_BODY_BYTES,
         Role.PREFILLD_CLIENT: limits.DEFAULT_MAX_REQUEST_BYTES,
         Role.DECODED_CLIENT: limits.MAX_LINK_BODY_BYTES,  # it may turn out to be the link
-        Role.DECODED_MIGRATED: limits.DEFAULT_MAX_REQUEST_BYTES,
+        Role.DECODED_MIGRATED: limits.MAX_FOLLOW_UP_BYTES,
         Role.PREFILLD_LINK: limits.MAX_LINK_BODY_BYTES,
         Role.DECODED_LINK: limits.MAX_LINK_BODY_BYTES,
     }

@@ -32,6 +32,11 @@ class PeerWatch:
         self._is_waiting = False
 
     @property
+    def is_able(self) -> bool:
+        """Whether the process can be watched at all; otherwise its end is never proved."""
+        return self._pidfd is not None
+
+    @property
     def is_gone(self) -> bool:
         """Whether the process is proved gone; False also where it cannot be watched."""
         return self._pidfd is not None and _is_readable(self._pidfd)

@@ -1,4 +1,4 @@
-"""The pair against transformers' `generate`, through the client's socket, with the stages beside it."""
+"""The pair against transformers' `generate`, through the socket, with the stages beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tests.benchmarks.decode_vs_transformers import NUM_NEW_TOKENS, Contest, prepare
+from tests.benchmarks.decode_vs_transformers import NUM_NEW_TOKENS, prepare
 from tests.support.pair import Pair
 
 if TYPE_CHECKING:

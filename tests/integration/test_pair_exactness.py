@@ -43,7 +43,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def logits_of(smollm2: LoadedModel) -> Callable[[list[int]], Tensor]:
-    """Logits behind given ids, from one process: what the rule compares where a choice was close."""
+    """Logits behind given ids, from one process: compared where a choice was close."""
     engine = LocalEngine(
         Llama(smollm2.spec, dict(smollm2.tensors)), num_blocks=400, block_size=16, token_budget=512
     )
@@ -55,7 +55,7 @@ def test_greedy_answers_to_chat_questions_equal_those_of_transformers(
     greedy_references: list[GreedyReference],
     logits_of: Callable[[list[int]], Tensor],
 ) -> None:
-    """prefilld applies the chat template and computes; decoded pulls and goes on."""
+    """Prefilld applies the chat template and computes; decoded pulls and goes on."""
     _, questions = first_questions(len(greedy_references))
     for question, reference in zip(questions, greedy_references, strict=True):
         answer = pair.client.generate(question, max_tokens=NUM_TOKENS, ignore_eos=True)

@@ -188,10 +188,6 @@ def test_a_handoff_that_contradicts_pool_model_or_itself_is_refused(
         check(**changes)
 
 
-@pytest.mark.xfail(
-    reason="an answer that is complete is adopted, and its next token fails an assertion",
-    raises=pytest.fail.Exception,
-)
 def test_a_handoff_of_a_whole_answer_is_refused() -> None:
     """Nothing may be sampled behind its end; decoded would die of an assertion."""
     with pytest.raises(InvalidMessageError, match="6"):

@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from protocol import messages as wire
 from tests.unit.decoded.samples import CHUNK, EPOCH, changed
 from tests.unit.decoded.world import World, answer_of, ids_of
@@ -242,10 +240,6 @@ def test_a_stream_whose_adopt_never_left_is_not_ours(play: Play) -> None:
     play(scene)
 
 
-@pytest.mark.xfail(
-    reason="a sequence whose blocks are pulled is forgotten when its link is lost",
-    raises=AssertionError,
-)
 def test_a_stream_whose_adopt_never_left_is_not_ours_also_when_its_blocks_are_here(
     play: Play,
 ) -> None:

@@ -159,9 +159,6 @@ def test_a_hello_that_came_early_is_welcomed_once_the_model_is_there(play: Play)
     play(scene)
 
 
-@pytest.mark.xfail(
-    reason="a HELLO whose connection ended meanwhile holds the link for ever", raises=AssertionError
-)
 def test_a_prefilld_that_gave_up_while_the_model_loaded_does_not_hold_the_link(play: Play) -> None:
     """Loading may take longer than a hand-shake may; prefilld then knocks again."""
 
@@ -303,9 +300,6 @@ def test_a_daemon_that_drains_says_so_and_finishes_what_it_adopted(play: Play) -
     play(scene)
 
 
-@pytest.mark.xfail(
-    reason="only links that are open when the drain begins are told", raises=AssertionError
-)
 def test_a_link_that_opens_in_a_drain_is_told_of_it_too(play: Play) -> None:
     """Otherwise requests go on coming to a daemon that waits for them to end."""
 

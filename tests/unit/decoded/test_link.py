@@ -316,7 +316,6 @@ def failures_of(world: World) -> list[BaseException]:
     return failures
 
 
-@pytest.mark.xfail(reason="MAPPED is illegal behind BYE and ends the daemon", raises=AssertionError)
 def test_a_prefilld_that_leaves_while_it_is_mapped_harms_nobody(play: Play) -> None:
     async def scene(world: World) -> None:
         prefilld = world.knock()
@@ -331,7 +330,6 @@ def test_a_prefilld_that_leaves_while_it_is_mapped_harms_nobody(play: Play) -> N
     play(scene)
 
 
-@pytest.mark.xfail(reason="PING is illegal behind BYE and ends the daemon")
 def test_a_prefilld_that_said_bye_is_not_asked_whether_it_lives(play: Play) -> None:
     """Its end of the stream is a turn of the loop away."""
 
@@ -345,9 +343,6 @@ def test_a_prefilld_that_said_bye_is_not_asked_whether_it_lives(play: Play) -> N
     play(scene)
 
 
-@pytest.mark.xfail(
-    reason="MAP with a CUDA handle brings one descriptor, and two are taken", raises=AssertionError
-)
 def test_a_map_of_another_backend_is_refused(play: Play) -> None:
     """HELLO said memfd; whatever it says afterwards must not end the daemon."""
 

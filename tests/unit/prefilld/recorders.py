@@ -34,6 +34,7 @@ class Handler:
         self.requests: list[wire.Message] = []
         self.num_cancels = 0
         self.num_flushed = 0
+        self.num_handed_over = 0
         self.gone: list[CloseReason] = []
 
     def on_request(self, _client: Client, message: wire.Message) -> None:
@@ -47,6 +48,9 @@ class Handler:
 
     def on_gone(self, _client: Client, reason: CloseReason) -> None:
         self.gone.append(reason)
+
+    def on_handed_over(self, _client: Client) -> None:
+        self.num_handed_over += 1
 
 
 class Link:

@@ -409,12 +409,10 @@ def test_check_of_an_invalid_request_is_an_error(admission: Admission) -> None:
         admission.check(Check(prompt=[VOCAB]), ROOMY)
 
 
-@pytest.mark.xfail(reason="the refusal of a text that is never tokenised is raised again")
 def test_check_of_a_text_that_is_too_long_to_tokenise_does_not_fit(admission: Admission) -> None:
     assert not admission.check(Check(prompt="x" * 1_000_000, raw=True), ROOMY).fits
 
 
-@pytest.mark.xfail(reason="`blocks` leaves out what is resumed where the request does not fit")
 def test_check_counts_resumed_tokens_whether_or_not_they_fit(
     admission: Admission, host: ModelHost
 ) -> None:

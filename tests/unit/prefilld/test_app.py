@@ -272,9 +272,6 @@ def test_one_connection_too_many_is_busy(play: Play, monkeypatch: pytest.MonkeyP
     play(scene)
 
 
-@pytest.mark.xfail(
-    reason="a connection that decoded adopted is never forgotten", raises=AssertionError
-)
 def test_connections_that_were_handed_over_do_not_count_for_ever(
     play: Play, host: ModelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,10 +103,6 @@ def test_flushing_is_told_once_a_slow_client_has_taken_everything() -> None:
     run(scene())
 
 
-@pytest.mark.xfail(
-    reason="uvloop tells of an error on a socket only once, and one read leaves the end unread",
-    raises=AssertionError,
-)
 def test_a_client_that_dies_with_bytes_unread_on_both_sides_is_gone() -> None:
     """Its unread bytes are an error on our socket, ours are in front of the end of the stream."""
 

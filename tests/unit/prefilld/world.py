@@ -129,6 +129,9 @@ class World:
     def on_cancel(self, client: Client) -> None:
         self.serving.cancel(client)
 
+    def on_handed_over(self, _client: Client) -> None:
+        pass
+
     def on_flushed(self, _client: Client) -> None:
         self.desk.pump()
 
