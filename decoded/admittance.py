@@ -228,6 +228,8 @@ def _check_lease(
         raise InvalidMessageError("a block is named twice")
     if len(blocks) > total_blocks:
         raise InvalidMessageError(f"{len(blocks)} blocks are named of {total_blocks} in all")
+    if total_blocks < 1:
+        raise InvalidMessageError("a sequence of no blocks cannot be")
 
 
 def _refuse(code: str, field: str, *, ours: object, theirs: object, message: str) -> wire.Refuse:

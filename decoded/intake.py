@@ -170,7 +170,8 @@ class Intake(Generic[R]):
             self._leases[lease_id] = lease
         if lease.state is not LeaseState.RESERVED:
             return self.reject(lease_id, "unexpected-message", "the lease is taken", request)
-        if len(blocks) > len(lease.targets) or lease.sources != blocks[: len(lease.sources)]:
+        announced = (slot, generation, total, blocks[: len(lease.sources)])
+        if announced != (lease.slot, lease.generation, len(lease.targets), lease.sources):
             return self.reject(
                 lease_id, "invalid-message", "HANDOFF contradicts what CHUNKs named", request
             )
@@ -287,6 +288,7 @@ class Intake(Generic[R]):
         if lease.is_copying:
             return []
         del self._leases[lease.lease_id]
+        # Whatever was reserved has at least one block: nothing asks for fewer.
         unreserve: list[Effect[R]] = [Unreserve(lease.targets)] if lease.targets else []
         return [*self._release(lease), *unreserve]
 

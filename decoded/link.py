@@ -9,57 +9,29 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from decoded.admittance import (
-    check_chunk,
-    check_handoff,
-    contradiction,
-    descriptors_lost,
-    foreign_backend,
-    too_slow,
-    unmappable,
-)
-from decoded.mapping import PeerPool
+from decoded.admittance import check_chunk, check_handoff, contradiction
+from decoded.mapping import PeerPool, map_pool
 from protocol import messages as wire
+from protocol.descriptors import connection_among
 from protocol.errors import InvalidMessageError
 from shared.clock import NS_PER_S
 from shared.daemon.keepalive import Keepalive, Verdict
 from shared.daemon.peer_watch import PeerWatch
-from shared.kv.errors import LayoutError, PoolMappingError
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from decoded.intake import Intake
+    from decoded.link_handler import LinkHandler
     from decoded.sequence import Sequence
     from protocol.closing import CloseReason
     from protocol.sockets import MessageSocket
     from shared.daemon.model_host import ModelHost
     from shared.engine.thread import EngineThread
     from shared.service.frame import Service
-
-
-class LinkHandler(Protocol):
-    """Who serves what comes over links."""
-
-    def on_chunk(self, session: LinkSession, message: wire.Chunk) -> None:
-        """Blocks of a running prefill may be read."""
-
-    def on_handoff(
-        self, session: LinkSession, message: wire.Handoff, descriptor: int | None
-    ) -> None:
-        """A request is ours, if its descriptor arrived and there is room."""
-
-    def on_abort(self, session: LinkSession, message: wire.Abort) -> None:
-        """Prefilld takes a lease back."""
-
-    def on_lost(self, session: LinkSession) -> None:
-        """The connection ended; its queue was read to the end."""
-
-    def credits(self, session: LinkSession) -> wire.Credits:
-        """Return what can still be taken."""
 
 
 class LinkSession:
@@ -264,7 +236,7 @@ class LinkSession:
             case wire.Handoff():
                 pool, vocab_size = self.peer_pool, self._host.spec.vocab_size
                 check_handoff(message, pool.layout, pool.num_slots, vocab_size)
-                self._handler.on_handoff(self, message, fds[0] if fds else None)
+                self._handler.on_handoff(self, message, connection_among(fds))
             case wire.Abort():
                 self._handler.on_abort(self, message)
             case wire.Ping(sent_ns=sent_ns):
@@ -280,29 +252,21 @@ class LinkSession:
 
     async def _map(self, message: wire.Map, fds: list[int] | None) -> None:
         """Map the pool on the engine thread, read the proof through it, and say so."""
-        if fds is None:
-            self.refuse(descriptors_lost())
-            return
-        if message.pool_handle:
-            for descriptor in fds:
-                os.close(descriptor)
-            self.refuse(foreign_backend())
-            return
         self._is_mapping = True
         try:
-            pool = await self._engine.run(PeerPool, message, fds, self._host.layout)
-        except (PoolMappingError, LayoutError) as error:
-            self.refuse(unmappable(str(error)))
-            return
+            pool = await self._engine.run(
+                map_pool,
+                message,
+                fds,
+                layout=self._host.layout,
+                min_bandwidth_gb_s=self._service.config.link.min_bandwidth_gb_s,
+            )
         finally:
             self._is_mapping = False
-            for descriptor in fds:
-                os.close(descriptor)
-        self._peer_pool = pool
-        floor_gb_s = self._service.config.link.min_bandwidth_gb_s
-        if pool.bandwidth_gb_s < floor_gb_s:
-            self.refuse(too_slow(floor_gb_s, pool.bandwidth_gb_s))
+        if isinstance(pool, wire.Refuse):
+            self.refuse(pool)
             return
+        self._peer_pool = pool
         if self._state != "mapping":
             return  # the link ended meanwhile
         self._state = "open"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from decoded.admittance import descriptors_lost, foreign_backend, too_slow, unmappable
+from protocol.descriptors import close_all
 from shared.kv.control_page import ControlPageView
-from shared.kv.errors import PoolInUseError
+from shared.kv.errors import LayoutError, PoolInUseError, PoolMappingError
 from shared.kv.memfd import MemfdMapping
 from shared.kv.proof import measure_bandwidth, read_digest
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decoded.lease_effects import BlockCopy
-    from protocol.messages import Map
+    from protocol.messages import Map, Refuse
     from shared.kv.layout import KVLayout
 
 
@@ -65,3 +67,30 @@ class PeerPool:
             return False
         self._page.close()
         return True
+
+
+def map_pool(
+    message: Map, fds: list[int] | None, *, layout: KVLayout, min_bandwidth_gb_s: float
+) -> PeerPool | Refuse:
+    """Map what MAP describes, or return why it cannot be; its descriptors are closed either way.
+
+    Args:
+        message: What prefilld says of its pool.
+        fds: The descriptors that came along; None where they were lost.
+        layout: What this daemon's own blocks look like.
+        min_bandwidth_gb_s: A slower path is refused.
+    """
+    if fds is None:
+        return descriptors_lost()
+    try:
+        if message.pool_handle:
+            return foreign_backend()
+        pool = PeerPool(message, fds, layout)
+    except (PoolMappingError, LayoutError) as error:
+        return unmappable(str(error))
+    finally:
+        close_all(fds)
+    if pool.bandwidth_gb_s < min_bandwidth_gb_s:
+        pool.close()
+        return too_slow(min_bandwidth_gb_s, pool.bandwidth_gb_s)
+    return pool

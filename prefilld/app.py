@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prefilld.admission import Bounds
+from prefilld.assembly import Parts, assemble
 from prefilld.clients import Client
-from prefilld.handoff import HandoffDesk
-from prefilld.handshake import Exported
-from prefilld.link import PrefillLink
 from prefilld.metrics import PrefillMetrics
-from prefilld.reception import Reception
-from prefilld.serving import Serving
 from protocol import messages as wire
 from protocol.acceptor import Acceptor
 from protocol.errors import RequestError
-from protocol.limits import EPOCH_BYTES, MAX_CONTROL_SLOTS
+from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
-from shared.daemon.instance import this_instance
 from shared.daemon.listening import open_listener
-from shared.daemon.model_host import ModelHost, load_model_host
 from shared.daemon.status import pool_status
-from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
-from shared.kv.allocator import BlockAllocator
-from shared.kv.control_page import ControlPage
-from shared.kv.leases import LeaseTable
-from shared.kv.memfd import MemfdPool
 from shared.service.frame import DaemonState, Service
 
 if TYPE_CHECKING:
@@ -57,23 +44,6 @@ async def run(service: Service) -> None:
         await engine.stop()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Parts:
-    """What there is once the model is loaded."""
-
-    host: ModelHost
-    allocator: BlockAllocator
-    desk: HandoffDesk
-    serving: Serving
-    link: PrefillLink
-    reception: Reception
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is prefilld's and nothing is left to settle with decoded."""
-        return self.reception.is_idle and self.serving.is_idle
-
-
 class Prefilld:
     """The daemon.
 
@@ -90,7 +60,7 @@ class Prefilld:
         self._clients: set[Client] = set()
         self._loaded = asyncio.Event()
         self._epoch = secrets.token_bytes(EPOCH_BYTES)
-        self._parts: _Parts | None = None
+        self._parts: Parts | None = None
         """Once the model is loaded."""
         self._listener = listener
         self._acceptor = Acceptor(
@@ -102,14 +72,16 @@ class Prefilld:
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
-        parts = self._parts = await self._load()
+        parts = self._parts = await assemble(
+            self._service, self._engine, self._epoch, self._metrics, self._on_link_change
+        )
         self._service.spawn(parts.serving.prefill_loop(), name="prefill")
         self._service.spawn(parts.link.keep(), name="link")
         self._service.spawn(self._sweep(parts), name="sweep")
         self._loaded.set()
         self._service.set_state(DaemonState.WAITING)
         await self._service.draining.wait()
-        self._stop_accepting()
+        # Clients that come now are told `draining`; with no socket they would think us dead.
         while not parts.is_idle:  # noqa: ASYNC110  idleness has no single event
             await asyncio.sleep(SWEEP_S)
 
@@ -136,86 +108,11 @@ class Prefilld:
         self._acceptor.stop()
         self._listener.close()
 
-    async def _load(self) -> _Parts:
-        service, config = self._service, self._service.config
-        host = await self._engine.run(load_model_host, config, num_blocks=config.pool.num_blocks)
-        if host.template is not None:  # now, so that a template that is broken shows at the start
-            await asyncio.to_thread(host.template.start)
-        pool = await self._engine.run(MemfdPool.create, host.layout)
-        allocator = BlockAllocator(config.pool.num_blocks)
-        # Every lease has at least one block, so slots can never run out before blocks do.
-        num_slots = min(config.pool.num_blocks, MAX_CONTROL_SLOTS)
-        control_page = ControlPage.create(num_slots)
-        desk = HandoffDesk(
-            epoch=self._epoch,
-            block_size=host.layout.block_size,
-            leases=LeaseTable(num_slots),
-            allocator=allocator,
-            control_page=control_page,
-            clock=service.clock,
-            log=service.log,
-            metrics=self._metrics,
-        )
-        serving = Serving(
-            service=service,
-            runner=ModelRunner(host.model, pool.kv, host.layout),
-            engine=self._engine,
-            allocator=allocator,
-            desk=desk,
-            metrics=self._metrics,
-        )
-        desk.attach(serving)
-        exported = Exported(
-            pool=pool,
-            control_page=control_page,
-            epoch=self._epoch,
-            instance=this_instance(),
-            host=host,
-            engine=self._engine,
-        )
-        link = PrefillLink(
-            service=service,
-            exported=exported,
-            desk=desk,
-            metrics=self._metrics,
-            on_change=self._on_link_change,
-        )
-        reception = Reception(
-            service=service,
-            host=host,
-            serving=serving,
-            metrics=self._metrics,
-            bounds=lambda: self._bounds(link),
-        )
-        service.log.info(
-            "model.loaded",
-            model=host.name,
-            fingerprint=host.fingerprint,
-            num_blocks=host.layout.num_blocks,
-            pool_bytes=host.layout.pool_bytes,
-        )
-        return _Parts(
-            host=host,
-            allocator=allocator,
-            desk=desk,
-            serving=serving,
-            link=link,
-            reception=reception,
-        )
-
-    def _bounds(self, link: PrefillLink) -> Bounds:
-        config = self._service.config
-        return Bounds(  # block 0 of either pool is reserved
-            prefill_blocks=config.pool.num_blocks - 1,
-            decode_blocks=link.peer_pool_blocks or config.decoded.num_blocks - 1,
-            max_tokens_default=config.limits.max_tokens_default,
-        )
-
     def _on_link_change(self) -> None:
         is_open = self._parts is not None and self._parts.link.is_open
         self._service.set_state(DaemonState.SERVING if is_open else DaemonState.WAITING)
 
-    async def _sweep(self, parts: _Parts) -> None:
+    async def _sweep(self, parts: Parts) -> None:
         """Look at every deadline, for ever."""
         stall_s = self._service.config.limits.client_stall_timeout_s
         while True:

@@ -5,8 +5,7 @@
        └── pause ◄──┴────────────────────┘
 
 A link is lost only after its queue was read to the end, so an ADOPT that decoded sent before it
-died still counts.  Whether decoded's process is gone is another question: until that is proved,
-blocks that decoded may be reading stay in quarantine.
+died still counts.  Until its process is proved gone, blocks it may be reading stay in quarantine.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S = 0.02
 MAX_PAUSE_S = 1.0
-"""Pause before connecting again: doubles from the first to the last.  A restarted decoded is so
-found within a second, and a missing one costs one failed `connect` a second."""
+"""Pause before connecting again: doubles from the first to the last."""
 
 
 class PrefillLink:
@@ -121,11 +119,17 @@ class PrefillLink:
         """Ask whether decoded lives; to be called several times a ping interval."""
         if self._keepalive is None or self._socket is None:
             return
+        timeout_s = self._service.config.link.ping_timeout_s
+        sent_ns = self._desk.oldest_sent_ns
+        if sent_ns is not None and self._now_s() - sent_ns / NS_PER_S >= timeout_s:
+            # It answers PING but not HANDOFF: its clients wait for nobody.
+            self._service.log.error("link.unanswering", timeout_s=timeout_s)
+            self._socket.shutdown_read_and_drain()
+            return
         match self._keepalive.check(self._now_s()):
             case Verdict.SEND_PING:
                 self._socket.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))
             case Verdict.PEER_SILENT:
-                timeout_s = self._service.config.link.ping_timeout_s
                 self._service.log.error("link.silent", timeout_s=timeout_s)
                 self._socket.shutdown_read_and_drain()
             case Verdict.FINE:

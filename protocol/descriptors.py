@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from array import array
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -93,3 +94,16 @@ class DescriptorQueue:
         """Close what no frame has claimed."""
         while self._batches:
             close_all(self._batches.popleft().fds)
+
+
+def connection_among(fds: list[int] | None) -> int | None:
+    """Return the connection that a message brought; None where it was lost, or is no socket.
+
+    A descriptor that is no socket is closed: nobody could talk to a client over it.
+    """
+    if not fds:
+        return None
+    if stat.S_ISSOCK(os.fstat(fds[0]).st_mode):
+        return fds[0]
+    os.close(fds[0])
+    return None

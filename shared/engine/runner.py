@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shared.engine.batch import SequenceStep
     from shared.kv.layout import KVLayout
     from shared.model.llama import Llama
+    from shared.ops.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,8 +80,24 @@ class ModelRunner:
         ]
         if wanted:
             indices, rows, sampling, positions = zip(*wanted, strict=True)
-            last = hidden[list(rows)]
-            chosen = sample(self._model.logits(last), sampling, positions)
+            chosen = self._choose(hidden[list(rows)], sampling, positions)
             for index, token_id in zip(indices, chosen.tolist(), strict=True):
                 token_ids[index] = token_id
         return StepResult(token_ids=tuple(token_ids), logits=logits)
+
+    def _choose(
+        self, hidden: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]
+    ) -> Tensor:
+        """Return [num_rows] int64, the next token behind each row of [num_rows, hidden_size]."""
+        greedy = [row for row, how in enumerate(sampling) if how.is_greedy]
+        drawn = [row for row, how in enumerate(sampling) if not how.is_greedy]
+        chosen = torch.empty(len(sampling), dtype=torch.int64, device=hidden.device)
+        if greedy:  # needs no logits, and takes the same way whatever else is in the batch
+            chosen[greedy] = self._model.likeliest(hidden[greedy])
+        if drawn:
+            chosen[drawn] = sample(
+                self._model.logits(hidden[drawn]),
+                [sampling[row] for row in drawn],
+                [positions[row] for row in drawn],
+            )
+        return chosen

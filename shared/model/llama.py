@@ -16,6 +16,7 @@ from torch.nn import functional
 from shared.model.rope import inverse_wavelengths
 from shared.ops.activation import silu_mul
 from shared.ops.attention import paged_attention
+from shared.ops.greedy import GreedyHead
 from shared.ops.kv_write import write_kv
 from shared.ops.norm import add_rms_norm, rms_norm
 from shared.ops.rotary import apply_rotary, rotary_angles
@@ -59,6 +60,9 @@ class Llama:
         self._layers = tuple(_take_layer(tensors, index) for index in range(spec.num_layers))
         self._final_norm = tensors.pop("final_norm").float()
         self._lm_head = self._embed if spec.tied_embeddings else tensors.pop("lm_head")
+        # On the CPU only: a GPU reads the whole matrix in less time than it takes to choose rows.
+        is_exact_on_cpu = self.dtype is torch.float32 and self._lm_head.device.type == "cpu"
+        self._greedy_head = GreedyHead(self._lm_head) if is_exact_on_cpu else None
         self._inverse_wavelengths = inverse_wavelengths(spec.head_dim, spec.rope_theta)
 
     @property
@@ -103,6 +107,21 @@ class Llama:
                 silu_mul(functional.linear(hidden, layer.gate_up)), layer.down
             )
         return residual.add_(hidden)
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """Return the token of the largest logit behind each row; a tie goes to the lowest id.
+
+        Args:
+            hidden: [num_rows, hidden_size], rows of what `forward` returned.
+
+        Returns:
+            [num_rows] int64.
+        """
+        if self._greedy_head is None:
+            return self.logits(hidden).argmax(-1)
+        return self._greedy_head.argmax(
+            rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens to come after each row.

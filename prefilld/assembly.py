@@ -1,0 +1,144 @@
+"""Builds what prefilld is made of, once: model, pool, leases, desk, link, reception."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prefilld.admission import Bounds
+from prefilld.handoff import HandoffDesk
+from prefilld.handshake import Exported
+from prefilld.link import PrefillLink
+from prefilld.reception import Reception
+from prefilld.serving import Serving
+from protocol.limits import MAX_CONTROL_SLOTS
+from shared.daemon.instance import this_instance
+from shared.daemon.model_host import ModelHost, load_model_host
+from shared.engine.runner import ModelRunner
+from shared.kv.allocator import BlockAllocator
+from shared.kv.control_page import ControlPage
+from shared.kv.leases import LeaseTable
+from shared.kv.memfd import MemfdPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prefilld.metrics import PrefillMetrics
+    from shared.config import Config
+    from shared.engine.thread import EngineThread
+    from shared.service.frame import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """What there is once the model is loaded."""
+
+    host: ModelHost
+    allocator: BlockAllocator
+    desk: HandoffDesk
+    serving: Serving
+    link: PrefillLink
+    reception: Reception
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is prefilld's and nothing is left to settle with decoded."""
+        return self.reception.is_idle and self.serving.is_idle
+
+
+async def assemble(
+    service: Service,
+    engine: EngineThread,
+    epoch: bytes,
+    metrics: PrefillMetrics,
+    on_link_change: Callable[[], None],
+) -> Parts:
+    """Load the model and build everything that serves it.
+
+    Args:
+        service: The frame that the daemon runs in.
+        engine: Its engine thread; the model is loaded there.
+        epoch: Of the new pool.
+        metrics: Where everybody counts.
+        on_link_change: Called when the link opened or was lost.
+
+    Raises:
+        ModelError: The model is missing, damaged or of a kind that cannot be run.
+        ChatTemplateError: The model's template is broken.
+        PoolAllocationError: There is no room for the pool.
+    """
+    config = service.config
+    host = await engine.run(load_model_host, config, num_blocks=config.pool.num_blocks)
+    if host.template is not None:  # now, so that a template that is broken shows at the start
+        await asyncio.to_thread(host.template.start)
+    pool = await engine.run(MemfdPool.create, host.layout)
+    allocator = BlockAllocator(config.pool.num_blocks)
+    # Every lease has at least one block, so slots can never run out before blocks do.
+    num_slots = min(config.pool.num_blocks, MAX_CONTROL_SLOTS)
+    control_page = ControlPage.create(num_slots)
+    desk = HandoffDesk(
+        epoch=epoch,
+        block_size=host.layout.block_size,
+        leases=LeaseTable(num_slots),
+        allocator=allocator,
+        control_page=control_page,
+        clock=service.clock,
+        log=service.log,
+        metrics=metrics,
+    )
+    serving = Serving(
+        service=service,
+        runner=ModelRunner(host.model, pool.kv, host.layout),
+        engine=engine,
+        allocator=allocator,
+        desk=desk,
+        metrics=metrics,
+    )
+    desk.attach(serving)
+    exported = Exported(
+        pool=pool,
+        control_page=control_page,
+        epoch=epoch,
+        instance=this_instance(),
+        host=host,
+        engine=engine,
+    )
+    link = PrefillLink(
+        service=service,
+        exported=exported,
+        desk=desk,
+        metrics=metrics,
+        on_change=on_link_change,
+    )
+    reception = Reception(
+        service=service,
+        host=host,
+        serving=serving,
+        metrics=metrics,
+        bounds=lambda: _bounds(config, link),
+    )
+    service.log.info(
+        "model.loaded",
+        model=host.name,
+        fingerprint=host.fingerprint,
+        num_blocks=host.layout.num_blocks,
+        pool_bytes=host.layout.pool_bytes,
+    )
+    return Parts(
+        host=host,
+        allocator=allocator,
+        desk=desk,
+        serving=serving,
+        link=link,
+        reception=reception,
+    )
+
+
+def _bounds(config: Config, link: PrefillLink) -> Bounds:
+    """Return what a request must fit into; decoded's own word goes before its configuration."""
+    return Bounds(  # block 0 of either pool is reserved
+        prefill_blocks=config.pool.num_blocks - 1,
+        decode_blocks=link.peer_pool_blocks or config.decoded.num_blocks - 1,
+        max_tokens_default=config.limits.max_tokens_default,
+    )
