@@ -119,9 +119,7 @@ class Llama:
         """
         if self._greedy_head is None:
             return self.logits(hidden).argmax(-1)
-        return self._greedy_head.argmax(
-            rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
-        )
+        return self._greedy_head.argmax(rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens to come after each row.
