@@ -34,9 +34,14 @@ install: $(VENV)/.installed ## Install kvpair into .venv (with CuPy where a driv
 
 dev: $(VENV)/.installed-dev ## Install the development tools as well
 
+# In a folder of its own, so that a pair that runs already is left alone.
 demo: install ## Start both daemons, ask one question, show their status, stop them
 	$(BIN)/kvpair model fetch smollm2-135m-instruct
-	$(BIN)/kvpair up -- sh -c '$(BIN)/kvpair generate "What is the capital of France?" && $(BIN)/kvpair status'
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	KVPAIR_SOCKET="$$folder/prefilld.sock" $(BIN)/kvpair up --log-level warning -- sh -ec ' \
+		echo "> What is the capital of France?"; \
+		$(BIN)/kvpair generate "What is the capital of France?"; \
+		$(BIN)/kvpair status'
 
 lint: dev ## Form: ruff
 	$(BIN)/ruff check .

@@ -100,10 +100,12 @@ class Serving:
         self._requests[request.client] = request
         self._work.set()
 
-    def fail(self, client: Client, error: RequestError) -> None:
-        """Tell a client that its request failed."""
+    def fail(self, client: Client, error: RequestError, *, request_id: str | None = None) -> None:
+        """Tell a client that its request failed; it has no id before it was accepted."""
         self._metrics.failed.labels(error.code).inc()
-        self._service.log.info("request.failed", code=error.code, reason=error.message)
+        self._service.log.info(
+            "request.failed", request_id=request_id, code=error.code, reason=error.message
+        )
         client.finish(
             wire.Error(
                 code=error.code,
@@ -226,7 +228,7 @@ class Serving:
             self._end(request, "cancelled")
         else:
             self._forget(request)
-            self.fail(request.client, error)
+            self.fail(request.client, error, request_id=request.id)
 
     def _end(self, request: Request, reason: str) -> None:
         """Send END and take everything back."""

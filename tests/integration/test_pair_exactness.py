@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
     from shared.model.loader import LoadedModel
+    from tests.integration.conftest import GreedyReferences
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 
+NUM_QUESTIONS = 20
 NUM_TOKENS = 64
 BLOCK_SIZE = 16
+TOKEN_BUDGET = 48
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with Pair(
         folder,
         model="smollm2-135m-instruct",
-        settings={"prefilld.token_budget": 48, "pool.num_blocks": 512, "decoded.num_blocks": 512},
+        settings={
+            "prefilld.token_budget": TOKEN_BUDGET,
+            "pool.num_blocks": 512,
+            "decoded.num_blocks": 512,
+        },
     ) as running:
         yield running
         running.wait_settled()
@@ -50,26 +57,30 @@ def logits_of(smollm2: LoadedModel) -> Callable[[list[int]], Tensor]:
     return engine.prompt_logits
 
 
+@pytest.mark.parametrize("question", range(NUM_QUESTIONS))
 def test_greedy_answers_to_chat_questions_equal_those_of_transformers(
     pair: Pair,
-    greedy_references: list[GreedyReference],
+    greedy_references: GreedyReferences,
     logits_of: Callable[[list[int]], Tensor],
+    question: int,
 ) -> None:
-    """Prefilld applies the chat template and computes; decoded pulls and goes on."""
-    _, questions = first_questions(len(greedy_references))
-    for question, reference in zip(questions, greedy_references, strict=True):
-        answer = pair.client.generate(question, max_tokens=NUM_TOKENS, ignore_eos=True)
-        assert answer.usage.prompt_tokens == len(reference.prompt_ids)
-        reference.check(answer.ids, logits_of)
-    assert pair.counter("prefilld", "kvpair_chunks_announced_total") > 0
+    """One daemon applies the chat template and computes in chunks; the other pulls and goes on."""
+    _, questions = first_questions(NUM_QUESTIONS)
+    reference = greedy_references[question]
+    before = pair.counter("prefilld", "kvpair_chunks_announced_total")
+    answer = pair.client.generate(questions[question], max_tokens=NUM_TOKENS, ignore_eos=True)
+    assert answer.usage.prompt_tokens == len(reference.prompt_ids)
+    reference.check(answer.ids, logits_of)
+    num_chunks = pair.counter("prefilld", "kvpair_chunks_announced_total") - before
+    assert num_chunks == (len(reference.prompt_ids) - 1) // TOKEN_BUDGET
 
 
 def test_eight_at_once_answer_as_each_alone(
     pair: Pair,
-    greedy_references: list[GreedyReference],
+    greedy_references: GreedyReferences,
     logits_of: Callable[[list[int]], Tensor],
 ) -> None:
-    references = greedy_references[:8]
+    references = [greedy_references[question] for question in range(8)]
 
     def ask(reference: GreedyReference) -> tuple[int, ...]:
         client = Client(pair.socket, timeout_s=300)

@@ -162,9 +162,13 @@ def test_a_draining_daemon_takes_nothing_new(play: Play) -> None:
 
 def test_a_client_that_left_while_it_was_judged_is_not_queued(play: Play) -> None:
     async def scene(world: World) -> None:
+        may_judge = threading.Event()
+        world.reception._judges.submit(may_judge.wait)  # the one thread is busy with another
         user = world.ask(wire.Generate(prompt="hello", raw=True))
         await until(lambda: not world.reception.is_idle)
         user.socket.close()
+        await turns()
+        may_judge.set()
         await until(lambda: world.reception.is_idle)
         await turns()
         assert world.serving.is_idle
