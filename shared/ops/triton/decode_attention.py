@@ -28,6 +28,9 @@ TILE_BYTES = 16 << 10
 """Keys that a thread block loads at once, and as many values: with three stages in flight two
 thread blocks fill a multiprocessor's shared memory."""
 
+NUM_WARPS = 4
+NUM_STAGES = 3
+
 JOINED_ELEMENTS = 4096
 """Partial sums that a thread block holds while it joins parts: 32 a thread."""
 
@@ -147,8 +150,8 @@ class DecodeAttention:
                 triton.next_power_of_2(group * head_dim),
                 max(16, JOINED_ELEMENTS // joined_parts),
             ),
-            num_warps=4,
-            num_stages=3,
+            num_warps=NUM_WARPS,
+            num_stages=NUM_STAGES,
         )
         return out
 

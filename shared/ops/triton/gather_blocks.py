@@ -19,6 +19,8 @@ WORD_BYTES = 8
 PIECE_WORDS = 8192
 """64 KiB, what a thread block has in flight: with 16 thread blocks that fills NVLink."""
 
+NUM_WARPS = 8
+
 
 def gather_blocks(
     source: Tensor, target: Tensor, source_ids: Tensor, target_ids: Tensor, *, num_programs: int
@@ -44,7 +46,7 @@ def gather_blocks(
         source_ids.numel(),
         NUM_WORDS=num_words,
         PIECE_WORDS=PIECE_WORDS,
-        num_warps=8,
+        num_warps=NUM_WARPS,
     )
 
 
