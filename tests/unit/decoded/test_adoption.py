@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from protocol import messages as wire
+from tests.support.descriptors import num_descriptors
 from tests.unit.decoded.samples import CHUNK, EPOCH, changed
 from tests.unit.decoded.world import World, answer_of, ids_of
 from tests.unit.protocol.recorder import Recorder
@@ -22,10 +23,6 @@ def stop_reading(end: Recorder) -> None:
 
 def read_on(end: Recorder) -> None:
     asyncio.get_running_loop().add_reader(end.raw, end.socket._on_readable)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 def test_an_adopt_tells_the_room_that_is_left(play: Play) -> None:
@@ -71,7 +68,7 @@ def test_no_byte_reaches_a_client_before_adopt_is_with_the_kernel(play: Play) ->
 def test_without_room_a_handoff_is_rejected_and_its_descriptor_closed(play: Play) -> None:
     async def scene(world: World) -> None:
         prefilld, _ = await world.linked()
-        num_open = descriptors()
+        num_open = num_descriptors()
         user = prefilld.hand_over(ids_of(5), [1], total_blocks=16)
         reject = await prefilld.until_received(wire.Reject)
         assert isinstance(reject, wire.Reject)
@@ -79,7 +76,7 @@ def test_without_room_a_handoff_is_rejected_and_its_descriptor_closed(play: Play
         assert reject.message == "no room for a sequence of 16 blocks"
         assert reject.credits.seen == 1
         await user.until(lambda: user.closed)  # nobody holds it any more
-        assert descriptors() == num_open
+        assert num_descriptors() == num_open
         assert world.book.is_idle
         series = 'kvpair_handoffs_rejected_total{code="no-room"}'
         assert world.service.metrics.snapshot()[series] == 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from protocol import messages as wire
+from tests.support.descriptors import num_descriptors
 from tests.unit.decoded.samples import CHUNK, EPOCH
 from tests.unit.decoded.world import World, ids_of
 from tests.unit.shared.daemon.kit import is_closed, turns, until
@@ -78,14 +79,14 @@ def test_a_pool_that_cannot_be_mapped_is_refused_with_its_fault(
         prefilld = world.knock()
         prefilld.hello()
         await prefilld.until_received(wire.Welcome)
-        before = len(os.listdir("/proc/self/fd"))
+        before = num_descriptors()
         prefilld.map(**changes)
         refuse = await prefilld.until_received(wire.Refuse)
         assert isinstance(refuse, wire.Refuse)
         assert refuse.code == code
         assert said in refuse.ours
         await prefilld.until(lambda: prefilld.closed)
-        assert len(os.listdir("/proc/self/fd")) <= before
+        assert num_descriptors() <= before
         await until(lambda: world.sessions[0].is_lost)
         world.desk.tick()
         assert world.desk.sessions == ()

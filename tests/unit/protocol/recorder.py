@@ -16,11 +16,6 @@ from protocol.states import Role
 from tests.unit.protocol.samples import SAMPLES
 
 
-def num_open_descriptors() -> int:
-    """Return how many descriptors this process has open, the listing's own one excluded."""
-    return len(os.listdir("/proc/self/fd")) - 1
-
-
 def fill(sock: socket.socket) -> int:
     """Write zeros to a non-blocking socket until the kernel takes no more; return how many."""
     total = 0

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from protocol.descriptors import DescriptorQueue, received_rights, rights
-from tests.unit.protocol.recorder import num_open_descriptors
+from tests.support.descriptors import num_descriptors
 
 
 @pytest.fixture(autouse=True)
 def no_descriptor_leaks() -> Iterator[None]:
-    before = num_open_descriptors()
+    before = num_descriptors()
     yield
-    assert num_open_descriptors() == before
+    assert num_descriptors() == before
 
 
 def new_fds(count: int) -> list[int]:

@@ -21,11 +21,11 @@ from protocol.errors import LocalProtocolError, MalformedFrameError
 from protocol.frames import LENGTH
 from protocol.sockets import MessageSocket
 from protocol.states import Role, State
+from tests.support.descriptors import num_descriptors
 from tests.unit.protocol.conftest import Run
 from tests.unit.protocol.recorder import (
     Recorder,
     fill,
-    num_open_descriptors,
     open_link,
     socketpair,
 )
@@ -41,9 +41,9 @@ BIG_HANDOFF = replace(
 def no_descriptor_leaks() -> Iterator[None]:
     """Whatever a test does, it ends with as many open descriptors as it began with."""
     uvloop.new_event_loop().close()  # the first one in a process opens a pipe for signals, for good
-    before = num_open_descriptors()
+    before = num_descriptors()
     yield
-    assert num_open_descriptors() == before
+    assert num_descriptors() == before
 
 
 @contextmanager
@@ -152,7 +152,7 @@ def test_a_descriptor_rides_on_the_first_byte_and_never_twice(run: Run) -> None:
 
     async def scenario() -> None:
         prefilld, decoded = await open_link(send_buffer_bytes=4608)
-        before = num_open_descriptors()
+        before = num_descriptors()
         with a_file() as fd:
             prefilld.socket.send(BIG_HANDOFF, [fd])
             assert not prefilld.socket.is_flushed
@@ -162,7 +162,7 @@ def test_a_descriptor_rides_on_the_first_byte_and_never_twice(run: Run) -> None:
             assert len(received) == 1
             assert os.read(received[0], 1) == b"!"
             assert not os.get_inheritable(received[0])
-            assert num_open_descriptors() == before + 3  # the pipe's two ends, and one duplicate
+            assert num_descriptors() == before + 3  # the pipe's two ends, and one duplicate
         close_both(prefilld, decoded)
 
     run(scenario())
@@ -263,7 +263,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(run: Run) -> None:
     async def scenario() -> None:
         prefilld, decoded = await open_link()
         with a_file() as fd:
-            before = num_open_descriptors()
+            before = num_descriptors()
             raw_send(prefilld, encode_message(SAMPLES[m.Ping]), [fd, fd])
             handoff = encode_message(SAMPLES[m.Handoff])
             raw_send(prefilld, handoff, [fd, fd, fd])
@@ -271,7 +271,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(run: Run) -> None:
             await decoded.until(lambda: len(decoded.messages) == 2)
             assert decoded.fds[0] == []
             assert len(decoded.fds[1] or []) == 1
-            assert num_open_descriptors() == before + 1
+            assert num_descriptors() == before + 1
         close_both(prefilld, decoded)
         assert decoded.closed[-1].kind is CloseKind.LOCAL
 
@@ -284,11 +284,11 @@ def test_descriptors_of_an_unfinished_frame_are_closed_with_the_link(run: Run) -
     async def scenario() -> None:
         prefilld, decoded = await open_link()
         with a_file() as fd:
-            before = num_open_descriptors()
+            before = num_descriptors()
             raw_send(prefilld, encode_message(SAMPLES[m.Handoff])[:20], [fd])
             prefilld.socket.close()
             await decoded.until(lambda: decoded.closed)
-            assert num_open_descriptors() == before - 2
+            assert num_descriptors() == before - 2
         assert decoded.messages == []
 
     run(scenario())
@@ -302,12 +302,12 @@ def test_a_client_cannot_fill_a_daemon_with_descriptors(run: Run, role: Role) ->
         one, other = socketpair()
         daemon = Recorder(other, role).start()
         with one, a_file() as fd:
-            before = num_open_descriptors()
+            before = num_descriptors()
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd] * 50))]
             one.sendmsg([encode_message(SAMPLES[m.StatusRequest])], rights)
             await daemon.until_received(m.StatusRequest)
             assert daemon.fds == [[]]
-            assert num_open_descriptors() == before
+            assert num_descriptors() == before
         daemon.socket.close()
 
     run(scenario())
@@ -345,7 +345,7 @@ def test_one_of_two_descriptors_is_none_at_all(run: Run) -> None:
         one, other = socketpair()
         with one, a_file() as fd:
             decoded = Recorder(other, Role.DECODED_LINK).start()
-            before = num_open_descriptors()
+            before = num_descriptors()
             one.send(encode_message(SAMPLES[m.Hello]))
             await decoded.until_received(m.Hello)
             decoded.socket.send(SAMPLES[m.Welcome])
@@ -353,7 +353,7 @@ def test_one_of_two_descriptors_is_none_at_all(run: Run) -> None:
             one.sendmsg([encode_message(SAMPLES[m.Map])], rights)
             await decoded.until_received(m.Map)
             assert decoded.fds[-1] is None
-            assert num_open_descriptors() == before
+            assert num_descriptors() == before
             decoded.socket.close()
 
     run(scenario())

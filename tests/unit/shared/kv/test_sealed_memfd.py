@@ -18,6 +18,7 @@ import pytest
 
 from shared.kv.errors import MappingFault, PoolAllocationError, PoolMappingError
 from shared.kv.sealed_memfd import SEALS, create_sealed, map_sealed
+from tests.support.descriptors import num_descriptors
 
 NUM_BYTES = 3 * mmap.PAGESIZE
 
@@ -152,18 +153,18 @@ def test_an_empty_memfd_cannot_be_mapped() -> None:
 
 def test_what_the_machine_does_not_have_is_refused_at_once() -> None:
     """No descriptor stays open behind the error."""
-    before = os.listdir("/proc/self/fd")
+    before = num_descriptors()
     with pytest.raises(PoolAllocationError, match="bytes of memory are available"):
         create_sealed("test", 1 << 50)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert num_descriptors() == before
 
 
 def test_a_refusal_of_the_kernel_is_named_and_closes_the_descriptor() -> None:
     """An empty file cannot be allocated."""
-    before = os.listdir("/proc/self/fd")
+    before = num_descriptors()
     with pytest.raises(PoolAllocationError, match=r"a pool of 0 bytes: .*Invalid"):
         create_sealed("test", 0)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert num_descriptors() == before
 
 
 CHILD = """
