@@ -13,26 +13,31 @@ import math
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from shared.ops.decode_attention import check_decode_shapes
 from shared.ops.errors import ShapeError
 from shared.ops.pool_pair import PoolPair
+from shared.ops.triton.decode_attention_kernel import decode_attention_kernel
 
-TARGET_PROGRAMS = 528
-"""Thread blocks that a launch aims at: four for each of the 132 multiprocessors of an H200.  A
-constant, so that sums are split alike on every GPU."""
+TARGET_PROGRAMS = 396
+"""Thread blocks that a launch aims at: three for each of the 132 multiprocessors of an H200.  More
+shorten a part but lengthen the joining.  A constant, so that sums are split alike on every GPU."""
 
 TILE_BYTES = 16 << 10
-"""Keys that a thread block loads at once, and as many values: with three stages in flight two
-thread blocks fill a multiprocessor's shared memory."""
+"""Keys that a thread block loads at once, and as many values."""
 
-NUM_WARPS = 4
+NUM_WARPS = 2
 NUM_STAGES = 3
+"""Block-table entries are loaded ahead of the keys and values that they lead to.  Few warps and few
+stages leave room for several thread blocks on a multiprocessor, which hide each other's waiting."""
+
+MAX_SPLITS = 128
+"""More parts would take longer to join than they save.  A power of two, and the only bound that is
+compiled in: one compilation serves all batch sizes."""
 
 JOINED_ELEMENTS = 4096
-"""Partial sums that a thread block holds while it joins parts: 32 a thread."""
+"""Partial sums that a thread block loads at once while it joins parts: 64 a thread."""
 
 ALIGNMENT_BYTES = 16
 """Width of a thread's load; every token's row of a head must begin at a multiple."""
@@ -82,7 +87,8 @@ class DecodeAttention:
         _, num_kv_heads, head_dim = self._heads
         wanted = -(-self._target_programs // (batch * num_kv_heads))
         # Parts of less than a tile would be empty.  float32 has the smallest tiles.
-        return max(1, min(wanted, -(-self._max_context_len // _tile_tokens(head_dim, 4))))
+        longest = -(-self._max_context_len // _tile_tokens(head_dim, 4))
+        return max(1, min(wanted, longest, MAX_SPLITS))
 
     def __call__(
         self,
@@ -116,9 +122,9 @@ class DecodeAttention:
         num_splits = self.num_splits(batch)
         group = num_heads // num_kv_heads
         padded_dim = triton.next_power_of_2(head_dim)
-        joined_parts = triton.next_power_of_2(num_splits)
+        joined_group = triton.next_power_of_2(group)
         block_stride, layer_stride, kv_stride, head_stride = pools.own.stride()[:4]
-        _decode_attention_kernel[(num_kv_heads, num_splits, batch)](
+        decode_attention_kernel[(num_kv_heads, num_splits, batch)](
             out,
             query,
             pools.bases,
@@ -144,12 +150,9 @@ class DecodeAttention:
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
             TILE=_tile_tokens(head_dim, item_bytes),
-            NUM_SPLITS=num_splits,
-            JOINED_PARTS=joined_parts,
-            JOINED_COLUMNS=min(
-                triton.next_power_of_2(group * head_dim),
-                max(16, JOINED_ELEMENTS // joined_parts),
-            ),
+            MAX_SPLITS=MAX_SPLITS,
+            JOINED_GROUP=joined_group,
+            JOINED_PARTS=max(1, JOINED_ELEMENTS // (joined_group * padded_dim)),
             num_warps=NUM_WARPS,
             num_stages=NUM_STAGES,
         )
@@ -160,155 +163,3 @@ def _tile_tokens(head_dim: int, item_bytes: int) -> int:
     """Return how many tokens a thread block loads at once; the matrix units take at least 16."""
     padded_dim: int = triton.next_power_of_2(head_dim)
     return max(16, TILE_BYTES // (padded_dim * item_bytes))
-
-
-@triton.jit(do_not_specialize=["layer"])
-def _decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by position
-    out: tl.tensor,
-    query: tl.tensor,
-    bases: tl.tensor,
-    block_tables: tl.tensor,
-    context_lens: tl.tensor,
-    sums: tl.tensor,
-    logs: tl.tensor,
-    counters: tl.tensor,
-    layer: tl.tensor,
-    log2_scale: tl.tensor,
-    query_row_stride: tl.tensor,
-    query_head_stride: tl.tensor,
-    table_stride: tl.tensor,
-    BLOCK_STRIDE: tl.constexpr,
-    LAYER_STRIDE: tl.constexpr,
-    KV_STRIDE: tl.constexpr,
-    HEAD_STRIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ITEM_BYTES: tl.constexpr,
-    GROUP: tl.constexpr,
-    PADDED_GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PADDED_DIM: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    JOINED_PARTS: tl.constexpr,
-    JOINED_COLUMNS: tl.constexpr,
-) -> None:
-    """Attend over one part of one sequence's context; strides are in elements."""
-    kv_head = tl.program_id(0)
-    part = tl.program_id(1)
-    sequence = tl.program_id(2).to(tl.int64)
-    context_len = tl.load(context_lens + sequence)
-
-    # Parts are equal in tiles, so a short context has fewer of them and none is empty.  A padding
-    # row keeps one, which writes its zeros.
-    tiles_a_part = tl.maximum(tl.cdiv(tl.cdiv(context_len, TILE), NUM_SPLITS), 1)
-    num_parts = tl.maximum(tl.cdiv(context_len, tiles_a_part * TILE), 1)
-    if part >= num_parts:
-        return
-    first_token = part * tiles_a_part * TILE
-    end_token = tl.minimum(context_len, first_token + tiles_a_part * TILE)
-
-    row = tl.arange(0, PADDED_GROUP)
-    dim = tl.arange(0, PADDED_DIM)
-    is_row = row < GROUP
-    is_dim = dim < HEAD_DIM
-    is_output = is_row[:, None] & is_dim[None, :]
-    head = kv_head * GROUP + row
-    queries = tl.load(
-        query + sequence * query_row_stride + head[:, None] * query_head_stride + dim[None, :],
-        mask=is_output,
-        other=0.0,
-    )
-
-    pointer = tl.pointer_type(query.dtype.element_ty)
-    own_base = tl.load(bases)
-    peer_base = tl.load(bases + 1)
-    head_offset = layer.to(tl.int64) * LAYER_STRIDE + kv_head * HEAD_STRIDE
-    table = block_tables + sequence * table_stride
-
-    highest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([PADDED_GROUP], tl.float32)
-    weighted = tl.zeros([PADDED_GROUP, PADDED_DIM], tl.float32)
-    for start in range(first_token, end_token, TILE):
-        token = start + tl.arange(0, TILE)
-        is_live = token < end_token
-        entry = tl.load(table + token // BLOCK_SIZE, mask=is_live, other=0)
-        is_peer = entry < 0
-        block = tl.where(is_peer, ~entry, entry).to(tl.int64)
-        offset = block * BLOCK_STRIDE + head_offset + (token % BLOCK_SIZE) * HEAD_DIM
-        address = tl.where(is_peer, peer_base, own_base) + offset * ITEM_BYTES
-        # What a loaded address is aligned to, the compiler cannot know.
-        address = tl.multiple_of(address, 16)
-        keys = tl.load(
-            address.to(pointer)[None, :] + dim[:, None],
-            mask=is_live[None, :] & is_dim[:, None],
-            other=0.0,
-        )
-        scores = tl.dot(queries, keys, input_precision="ieee") * log2_scale
-        scores = tl.where(is_live[None, :], scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1))
-        shrink = tl.exp2(highest - new_highest)
-        weights = tl.exp2(scores - new_highest[:, None])
-        # Zero times NaN is NaN, so what lies behind the last token must not be loaded.
-        values = tl.load(
-            (address + KV_STRIDE * ITEM_BYTES).to(pointer)[:, None] + dim[None, :],
-            mask=is_live[:, None] & is_dim[None, :],
-            other=0.0,
-        )
-        total = total * shrink + tl.sum(weights, 1)
-        weighted = weighted * shrink[:, None]
-        weighted = tl.dot(weights.to(values.dtype), values, weighted, input_precision="ieee")
-        highest = new_highest
-
-    # Of a padding row nothing was summed: zero through one is zero.
-    attended = weighted / tl.where(total > 0.0, total, 1.0)[:, None]
-    out_rows = out + (sequence * tl.num_programs(0) + kv_head) * GROUP * HEAD_DIM
-    if num_parts == 1:
-        tl.store(
-            out_rows + row[:, None] * HEAD_DIM + dim[None, :],
-            attended.to(out.dtype.element_ty),
-            mask=is_output,
-        )
-        return
-
-    lane = sequence * tl.num_programs(0) + kv_head
-    lane_logs = logs + lane * NUM_SPLITS * GROUP
-    lane_sums = sums + lane * NUM_SPLITS * GROUP * HEAD_DIM
-    tl.store(lane_logs + part * GROUP + row, highest + tl.log2(total), mask=is_row)
-    tl.store(
-        lane_sums + (part * GROUP + row[:, None]) * HEAD_DIM + dim[None, :],
-        attended,
-        mask=is_output,
-    )
-    # Every thread's stores come before the count, and the count before the loads behind it.
-    tl.debug_barrier()
-    num_done = tl.atomic_add(counters + lane, 1, sem="acq_rel", scope="gpu")
-    if num_done != num_parts - 1:
-        return
-    tl.store(counters + lane, 0)
-
-    other = tl.arange(0, JOINED_PARTS)[:, None]
-    for first_column in tl.static_range(0, GROUP * HEAD_DIM, JOINED_COLUMNS):
-        column = first_column + tl.arange(0, JOINED_COLUMNS)
-        is_column = column < GROUP * HEAD_DIM
-        # Columns behind the last repeat it, so that nothing divides by zero; they are not stored.
-        column = tl.minimum(column, GROUP * HEAD_DIM - 1)[None, :]
-        # .cg: past the first cache, which other multiprocessors' stores do not reach.
-        part_logs = tl.load(
-            lane_logs + other * GROUP + column // HEAD_DIM,
-            mask=other < num_parts,
-            other=float("-inf"),
-            cache_modifier=".cg",
-        )
-        part_sums = tl.load(
-            lane_sums + other * (GROUP * HEAD_DIM) + column,
-            mask=other < num_parts,
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        share = tl.exp2(part_logs - tl.max(part_logs, 0)[None, :])
-        joined = tl.sum(share * part_sums, 0) / tl.sum(share, 0)
-        tl.store(
-            out_rows + first_column + tl.arange(0, JOINED_COLUMNS),
-            joined.to(out.dtype.element_ty),
-            mask=is_column,
-        )
