@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+import triton
 from torch import Tensor
 
 from shared.ops.pool_pair import PoolPair
@@ -172,9 +174,12 @@ def main() -> None:
         figures[f"gather_gb_s_{num_programs}"] = rate = round(gather_gb_s(num_programs), 1)
         print(f"gather, {num_programs:3} thread blocks: {rate:.0f} GB/s read, as many written")
     if arguments.json:
-        command = f"python -m tests.benchmarks.gpu_ops --json {arguments.json.name}"
+        command = " ".join(["python -m tests.benchmarks.gpu_ops", *sys.argv[1:]])
         result = {
-            "hardware": f"1 x {torch.cuda.get_device_name()}, torch {torch.__version__}",
+            "hardware": (
+                f"1 x {torch.cuda.get_device_name()}, torch {torch.__version__}, "
+                f"Triton {triton.__version__}"
+            ),
             "commit": arguments.commit,
             "date": datetime.now(UTC).date().isoformat(),
             "command": command,

@@ -3,8 +3,8 @@
 A thread block takes one KV head of one sequence, with all the query heads that share it as rows of
 one matrix, over one part of the context.  The grid follows from the batch size and the longest
 context that may come; how many of a sequence's parts have work follows, on the device, from its
-length.  The part that is done last, by an atomic counter, joins all of them: a second launch for
-that would take as long as a short context does.
+length.  The part that is done last, by an atomic counter, joins all of them, which saves every
+layer a second launch.
 """
 
 from __future__ import annotations
