@@ -1,7 +1,8 @@
 # Every target does its own set-up and is safe to repeat.
 
 PYTHON ?= python3
-TORCH  ?= $(shell grep -i '^torch==' constraints.txt)
+PINNED := $(shell grep -i '^torch==' constraints.txt)
+TORCH  ?= $(PINNED)
 VENV   := .venv
 BIN    := $(VENV)/bin
 
@@ -15,11 +16,13 @@ EXTRAS := $(if $(CUDA),[$(if $(filter 12,$(CUDA)),cuda,cuda13)],)
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-# Constraints pin everything but torch's build: `TORCH=` may ask for another.
+# Constraints pin everything but torch: `TORCH=` may ask for another, and then Triton, which goes
+# with torch's release, is not pinned either.
+UNPINNED := ^torch==$(if $(filter-out $(PINNED),$(TORCH)),\|^triton==)
 $(VENV)/constraints.txt: constraints.txt Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade $$(grep '^pip==' constraints.txt)
-	grep -vi '^torch==' constraints.txt > $@.part && echo '$(TORCH)' >> $@.part && mv $@.part $@
+	grep -vi '$(UNPINNED)' constraints.txt > $@.part && echo '$(TORCH)' >> $@.part && mv $@.part $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt '$(TORCH)'
