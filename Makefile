@@ -11,7 +11,7 @@ CUDA   ?= $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).
 EXTRAS := $(if $(CUDA),[$(if $(filter 12,$(CUDA)),cuda,cuda13)],)
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev demo test check lint fmt types layers unit bench clean
+.PHONY: FORCE help install dev demo test check lint fmt types layers unit bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -19,12 +19,13 @@ help: ## Show this list
 # Constraints pin everything but torch: `TORCH=` may ask for another, and then Triton, which goes
 # with torch's release, is not pinned either.
 UNPINNED := ^torch==$(if $(filter-out $(PINNED),$(TORCH)),\|^triton==)
-$(VENV)/constraints.txt: constraints.txt Makefile
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade $$(grep '^pip==' constraints.txt)
-	grep -vi '$(UNPINNED)' constraints.txt > $@.part && echo '$(TORCH)' >> $@.part && mv $@.part $@
+$(VENV)/constraints.txt: FORCE
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@grep -vi '$(UNPINNED)' constraints.txt > $@.part && echo '$(TORCH)' >> $@.part
+	@if cmp -s $@.part $@; then rm $@.part; else mv $@.part $@; fi
 
 $(VENV)/.installed: pyproject.toml $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --upgrade $$(grep '^pip==' constraints.txt)
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt '$(TORCH)'
 	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.$(EXTRAS)'
 	touch $@
