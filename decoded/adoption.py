@@ -73,6 +73,11 @@ class AdoptionDesk:
         """Links that live, and lost ones whose blocks are still being read."""
         return tuple(self._sessions)
 
+    @property
+    def has_reservations(self) -> bool:
+        """Whether some living link holds a lease."""
+        return any(session.is_open and not session.intake.is_empty for session in self._sessions)
+
     def new_intake(self) -> Intake[Sequence]:
         """Return the book of leases for a new link."""
         return Intake(reserve=self._scheduler.reserve)

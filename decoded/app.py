@@ -20,7 +20,6 @@ from protocol import messages as wire
 from protocol.acceptor import Acceptor
 from shared.clock import NS_PER_S
 from shared.daemon.instance import this_instance
-from shared.daemon.listening import open_listener
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.daemon.status import pool_status
 from shared.engine.runner import ModelRunner
@@ -38,9 +37,8 @@ SWEEP_S = 0.1
 """Pause between two looks at deadlines; all of them are seconds."""
 
 
-async def run(service: Service) -> None:
+async def run(service: Service, listener: Listener) -> None:
     """Run decoded until it was told to stop and has finished what it had adopted."""
-    listener = open_listener(service.socket_path)
     engine = EngineThread(num_threads=service.config.decoded.threads)
     app = Decoded(service, engine, listener)
     try:
@@ -59,6 +57,11 @@ class _Parts:
     scheduler: Scheduler[Sequence]
     book: SequenceBook
     desk: AdoptionDesk
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is adopted, and no room is promised to what prefilld still computes."""
+        return self.book.is_idle and not self.desk.has_reservations
 
 
 class Decoded:
@@ -97,7 +100,7 @@ class Decoded:
         for session in self._parts.desk.sessions:
             if session.is_open:
                 session.send(wire.Drain())
-        while not self._parts.book.is_idle:  # noqa: ASYNC110  idleness has no single event
+        while not self._parts.is_idle:  # noqa: ASYNC110  idleness has no single event
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:
@@ -125,7 +128,11 @@ class Decoded:
             allocator=allocator, max_batch=config.decoded.max_batch
         )
         book = SequenceBook(
-            service=service, scheduler=scheduler, metrics=self._metrics, on_work=work.set
+            service=service,
+            scheduler=scheduler,
+            metrics=self._metrics,
+            decode=host.tokenizer.decode,
+            on_work=work.set,
         )
         desk = AdoptionDesk(
             service=service,
@@ -270,7 +277,7 @@ class Decoded:
         }
         parts = self._parts
         if parts is None:
-            return status
+            return status | dict.fromkeys(("fingerprint", "epoch", "pool", "sequences", "link"))
         living = [session for session in parts.desk.sessions if not session.is_lost]
         return status | {
             "fingerprint": parts.host.fingerprint,

@@ -27,6 +27,7 @@ class SequenceBook:
     Args:
         service: Configuration, clock, log.
         scheduler: Where a sequence's blocks go back to.
+        decode: Turns ids into text, for logs where they are wanted.
         on_work: Called when something waits for the next turn.
     """
 
@@ -36,10 +37,11 @@ class SequenceBook:
         service: Service,
         scheduler: Scheduler[Sequence],
         metrics: DecodeMetrics,
+        decode: Callable[[list[int]], str],
         on_work: Callable[[], None],
     ) -> None:
         self._service, self._scheduler, self._metrics = service, scheduler, metrics
-        self._on_work = on_work
+        self._decode, self._on_work = decode, on_work
         self._living: dict[Sequence, None] = {}  # a set that keeps the order of adoption
         self._streams: set[ClientStream] = set()
         """Connections that are open, those of ended sequences too."""
@@ -79,6 +81,11 @@ class SequenceBook:
             reason="gone" if is_gone else reason,
             completion_tokens=sequence.completion_tokens,
         )
+        if self._service.config.log.prompts:
+            ids = [*sequence.state.ids, *sequence.new_ids]
+            self._service.log.info(
+                "request.answer", request_id=sequence.state.id, text=self._decode(ids)
+            )
         self._forget(sequence)
         sequence.stream.finish(end_of(sequence, reason, self._service.clock.monotonic_ns()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.daemon.listening import open_listener
 from shared.service import run_daemon
 
 if TYPE_CHECKING:
@@ -11,9 +12,12 @@ if TYPE_CHECKING:
 
 
 async def _run(service: Service) -> None:
-    from prefilld.app import run  # noqa: PLC0415  torch: seconds that `--help` need not wait for
+    # Before torch is imported, so that clients wait for those seconds and a second instance does
+    # not.
+    listener = open_listener(service.socket_path, group=service.config.prefilld.group)
+    from prefilld.app import run  # noqa: PLC0415  see above
 
-    await run(service)
+    await run(service, listener)
 
 
 def main() -> None:

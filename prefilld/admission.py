@@ -187,7 +187,8 @@ class Admission:
         context = self._spec.max_context_tokens
         if num_prompt >= context:
             raise RequestError(
-                "too-large", f"the prompt has {num_prompt} tokens, the model's context {context}"
+                "too-large",
+                f"the prompt has {num_prompt} tokens, the model's context {context}; shorten it",
             )
         left = context - num_prompt
         if message.max_tokens is None:

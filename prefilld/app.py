@@ -14,7 +14,6 @@ from protocol.acceptor import Acceptor
 from protocol.errors import RequestError
 from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
-from shared.daemon.listening import open_listener
 from shared.daemon.status import pool_status
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
@@ -32,9 +31,8 @@ MAX_CLIENTS = 4096
 """Connections at once; each takes a descriptor, and the usual limit of a service is higher."""
 
 
-async def run(service: Service) -> None:
+async def run(service: Service, listener: Listener) -> None:
     """Run prefilld until it was told to stop and has finished what it had begun."""
-    listener = open_listener(service.socket_path)
     engine = EngineThread(num_threads=service.config.prefilld.threads)
     app = Prefilld(service, engine, listener)
     try:
@@ -194,12 +192,13 @@ class Prefilld:
         """Return the tree that STATUS tells; `prefilld/README.md` explains it."""
         status = self._service.status() | {
             "epoch": self._epoch.hex(),
+            "decoded_socket": self._service.config.decoded.socket,
             "device": "cpu",
             "model": self._service.config.model.path,
         }
         parts = self._parts
         if parts is None:
-            return status
+            return status | dict.fromkeys(("fingerprint", "pool", "queue", "link"))
         return status | {
             "fingerprint": parts.host.fingerprint,
             "pool": pool_status(parts.allocator, parts.host.layout),

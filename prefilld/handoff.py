@@ -127,7 +127,7 @@ class HandoffDesk:
         self.lending.link_lost(peer_is_gone=peer_is_gone, now_s=now_s, grace_s=grace_s)
 
     def peer_drains(self) -> None:
-        """Decoded will take nothing new; requests wait for its successor."""
+        """Decoded takes only what it has reserved room for; others wait for its successor."""
         self._is_peer_draining = True
 
     def update_credits(self, room: wire.Credits) -> None:
@@ -168,9 +168,11 @@ class HandoffDesk:
         Nothing is sent, and HANDOFF will name all blocks, where there is no link or no room.
         """
         num_complete = request.computed_tokens // self._block_size
-        if self._link is None or self._is_peer_draining or num_complete <= request.chunked_blocks:
+        if self._link is None or num_complete <= request.chunked_blocks:
             return
         if request.lease_id is None:
+            if self._is_peer_draining:
+                return
             # Room that an older request waits for must not be reserved past it.
             is_owed = any(not ready.is_reserved for ready in self._ready)
             if is_owed or not self._credits.covers(request.prompt.total_blocks):
@@ -211,8 +213,10 @@ class HandoffDesk:
         """
         is_room_owed = False
         for request in tuple(self._ready):
-            if self._link is None or self._is_peer_draining or self._is_pausing:
+            if self._link is None or self._is_pausing:
                 return
+            if self._is_peer_draining and not request.is_reserved:
+                continue
             if not request.client.is_flushed:
                 continue
             has_room = request.is_reserved or (

@@ -77,7 +77,7 @@ class Reception:
             if client.is_open:  # else it went away meanwhile
                 self._accept(client, prompt, message.id or secrets.token_hex(8), arrived_ns)
         except RequestError as error:
-            self._serving.fail(client, error)
+            self._serving.fail(client, error, request_id=message.id)
 
     async def check(self, client: Client, message: wire.Check) -> None:
         """Judge a request without running it."""
@@ -92,7 +92,9 @@ class Reception:
 
     async def _judge(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
         if self._service.draining.is_set():
-            raise RequestError("draining", "prefilld is shutting down", retryable=True)
+            raise RequestError(
+                "draining", "prefilld is shutting down; its successor will answer", retryable=True
+            )
         if self._num_judging + self._serving.num_waiting >= self._max_waiting:
             raise self._busy()
         self._num_judging += 1
@@ -133,6 +135,9 @@ class Reception:
             resumed_tokens=len(prompt.resumed_ids),
             max_tokens=prompt.max_tokens,
         )
+        if self._service.config.log.prompts:
+            text = self._host.tokenizer.decode(request.token_ids, keep_control=True)
+            self._service.log.info("request.prompt", request_id=request.id, text=text)
         client.send(self._accepted(request))
         if resumed.finish is not None:  # what it resumes was a whole answer already
             self._metrics.ended.labels(resumed.finish).inc()
@@ -154,7 +159,8 @@ class Reception:
     def _busy(self) -> RequestError:
         return RequestError(
             "busy",
-            f"{self._max_waiting} requests are waiting already",
+            f"the queue is full ({self._max_waiting} waiting); try again in "
+            f"{BUSY_RETRY_MS / 1000:g} s",
             retryable=True,
             retry_after_ms=BUSY_RETRY_MS,
         )

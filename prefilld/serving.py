@@ -103,9 +103,8 @@ class Serving:
     def fail(self, client: Client, error: RequestError, *, request_id: str | None = None) -> None:
         """Tell a client that its request failed; it has no id before it was accepted."""
         self._metrics.failed.labels(error.code).inc()
-        self._service.log.info(
-            "request.failed", request_id=request_id, code=error.code, reason=error.message
-        )
+        known = {} if request_id is None else {"request_id": request_id}
+        self._service.log.info("request.failed", code=error.code, reason=error.message, **known)
         client.finish(
             wire.Error(
                 code=error.code,

@@ -100,7 +100,10 @@ class FrameTooLargeError(RemoteProtocolError, ValueError):
     code = "frame-too-large"
 
     def __init__(self, *, announced_bytes: int, limit_bytes: int) -> None:
-        super().__init__(f"a frame of {announced_bytes} bytes exceeds {limit_bytes}")
+        super().__init__(
+            f"a frame of {announced_bytes} bytes exceeds the {limit_bytes} that are taken here; "
+            "send less, or raise the daemon's limits.max_request_bytes"
+        )
         self.announced_bytes, self.limit_bytes = announced_bytes, limit_bytes
 
 

@@ -243,7 +243,7 @@ class Pong(Message, tag="pong", frozen=True, kw_only=True):
 
 
 class Drain(Message, tag="drain", frozen=True, kw_only=True):
-    """decoded is shutting down: send no new CHUNK or HANDOFF, what is adopted will finish."""
+    """decoded is shutting down: reserve nothing more; what is reserved or adopted will finish."""
 
 
 class Bye(Message, tag="bye", frozen=True, kw_only=True):

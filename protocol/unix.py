@@ -95,12 +95,17 @@ def _explain_connect(error: OSError, path: str) -> UnixSocketError:
     match error.errno:
         case errno.ENOENT | errno.ENOTDIR:
             return NoSuchSocketError(
-                f"no socket at {path}; start the daemons, or name theirs with KVPAIR_SOCKET",
+                f"no socket at {path}; start the daemons (`kvpair up`), or name theirs with "
+                "KVPAIR_SOCKET",
                 path=path,
             )
         case errno.ECONNREFUSED:
+            if not _is_socket(path):
+                return SocketPathError(f"{path} is not a socket", path=path)
             return NotListeningError(
-                f"nobody listens on {path}; its daemon is not running, start it", path=path
+                f"nobody listens on {path}; its daemon is not running: start it (`kvpair up`), or "
+                "wait while it restarts",
+                path=path,
             )
         case errno.EAGAIN:
             return ListenQueueFullError(
@@ -114,6 +119,12 @@ def _explain_connect(error: OSError, path: str) -> UnixSocketError:
             return SocketPathError(f"{path} is not a stream socket", path=path)
         case _:
             return UnixSocketError(f"cannot connect to {path}: {error.strerror}", path=path)
+
+
+def _is_socket(path: str) -> bool:
+    with suppress(OSError):
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    return False
 
 
 def _cure(path: str) -> str:

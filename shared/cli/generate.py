@@ -6,6 +6,7 @@ Ctrl-C asks the daemon to stop and still takes what it had computed; a second on
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -21,9 +22,15 @@ import msgspec
 from protocol.client import AnswerStream, Client
 from protocol.errors import ProtocolError, RequestError
 from protocol.exchange import Event, Options, Prompt
+from protocol.limits import MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K
 from protocol.messages import Accepted, ChatMessage, End, Sampling, Tokens
 from shared.config.paths import client_socket
 from shared.errors import ExitCode, UsageError
+
+TOP_P = click.FloatRange(0, 1, min_open=True)
+TOP_K_HELP = "Choose among the K likeliest tokens; needs a temperature."
+TOP_P_HELP = "Choose among the likeliest that reach P; needs a temperature."
+SEED_HELP = "Repeat the same choices; needs a temperature."
 
 MAX_PROMPT_BYTES = 64 << 20
 """Most that is read from stdin; no daemon can be configured to take more."""
@@ -33,11 +40,21 @@ MAX_PROMPT_BYTES = 64 << 20
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Take the prompt as it is, without a chat template.")
 @click.option("--system", metavar="TEXT", help="Put a system message before the prompt.")
-@click.option("--max-tokens", type=int, metavar="N", help="End the answer after N tokens.")
-@click.option("--temperature", type=float, metavar="T", help="0, the default, is greedy.")
-@click.option("--top-k", type=int, metavar="K", help="Choose among the K likeliest tokens.")
-@click.option("--top-p", type=float, metavar="P", help="Choose among the likeliest that reach P.")
-@click.option("--seed", type=int, metavar="N", help="Repeat the same choices.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1, MAX_TOKENS),
+    metavar="N",
+    help="End the answer after N tokens.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, MAX_TEMPERATURE),
+    metavar="T",
+    help="0, the default, is greedy.",
+)
+@click.option("--top-k", type=click.IntRange(0, MAX_TOP_K), metavar="K", help=TOP_K_HELP)
+@click.option("--top-p", type=TOP_P, metavar="P", help=TOP_P_HELP)
+@click.option("--seed", type=click.IntRange(0, MAX_SEED), metavar="N", help=SEED_HELP)
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, at the end.")
@@ -70,7 +87,11 @@ def generate(
         "ignore_eos": ignore_eos,
         "stream": not no_stream,
     }
+    if "" in stop:
+        raise UsageError("--stop needs a text that is not empty")
     text = _read_prompt(prompt, keep_newline=raw)
+    if not text:
+        raise UsageError("the prompt is empty")
     client = Client(client_socket(os.environ, chosen=socket))
     received = _Received(began_s=time.monotonic())
     try:
@@ -82,7 +103,8 @@ def generate(
                 received.add(event, now_s=time.monotonic())
                 if isinstance(event, Tokens) and not as_json:
                     _show(event.text)
-    except (ProtocolError, RequestError):
+    except (ProtocolError, RequestError) as error:
+        received.error = error
         _finish(received, as_json=as_json)
         raise
     _finish(received, as_json=as_json)
@@ -94,6 +116,9 @@ def generate(
 
 def _sampling(given: dict[str, float | None]) -> Sampling:
     """Return what the flags say; the message's own defaults stand for the rest."""
+    for name, value in given.items():
+        if value is not None and math.isnan(value):  # which no range keeps out
+            raise UsageError(f"--{name.replace('_', '-')} is not a number")
     return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # the request is checked as a whole
 
 
@@ -136,6 +161,7 @@ class _Received:
     texts: list[str] = field(default_factory=list)
     ttft_ms: float | None = None
     end: End | None = None
+    error: ProtocolError | RequestError | None = None
 
     def add(self, event: Event, *, now_s: float) -> None:
         match event:
@@ -153,7 +179,8 @@ class _Received:
         """Return the answer; without END its reason is `error`, and nothing is made up."""
         timings = self.end.timings_ms if self.end else None
         accepted = self.accepted
-        return {
+        failure = {} if self.error is None else {"error": _describe(self.error)}
+        return failure | {
             "id": accepted.id if accepted else None,
             "text": "".join(self.texts),
             "tokens": self.ids,
@@ -174,6 +201,16 @@ class _Received:
                 "total": timings.total if timings else None,
             },
         }
+
+
+def _describe(error: ProtocolError | RequestError) -> dict[str, object]:
+    """Return what a program needs to decide whether to ask again."""
+    return {
+        "code": error.code,
+        "message": str(error),
+        "retryable": error.retryable,
+        "retry_after_ms": getattr(error, "retry_after_ms", 0),
+    }
 
 
 def _finish(received: _Received, *, as_json: bool) -> None:

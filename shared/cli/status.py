@@ -17,7 +17,7 @@ from shared.errors import ExitCode
 ANSWER_TIMEOUT_S = 5.0
 """A daemon answers STATUS from its event loop, whatever its engine does."""
 
-_HIDDEN = frozenset({"counters"})
+_HIDDEN = frozenset({"counters", "decoded_socket"})
 """For programs: --json has them."""
 
 
@@ -30,10 +30,10 @@ def status(*, as_json: bool, socket: str | None) -> ExitCode:
     Where one of them does not answer, the other is shown, and the exit code is 69.
     """
     prefilld_socket = client_socket(os.environ, chosen=socket)
-    answers = {
-        "prefilld": _ask("prefilld", prefilld_socket),
-        "decoded": _ask("decoded", beside(prefilld_socket)),
-    }
+    prefilld = _ask("prefilld", prefilld_socket)
+    told = (prefilld or {}).get("decoded_socket")  # else it lies where it does by default
+    decoded_socket = Path(told) if isinstance(told, str) else beside(prefilld_socket)
+    answers = {"prefilld": prefilld, "decoded": _ask("decoded", decoded_socket)}
     if as_json:
         click.echo(json.dumps(answers, indent=2))
     elif any(answer is not None for answer in answers.values()):

@@ -40,6 +40,10 @@ class PairFailedError(KvpairError):
         self.code = exit_code
 
 
+SILENCE_S = 1.0
+"""How long stopping may take before the user is told what it waits for."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Daemon:
     """One of the two daemons, running or waiting to be started again."""
@@ -94,6 +98,7 @@ class Supervisor:
         self._start_timeout_s = start_timeout_s
         self._drain_timeout_s = drain_timeout_s
         self._command: subprocess.Popen[bytes] | None = None
+        self._has_served = False
 
     def run(self, command: Command | None) -> int:
         """Run the pair, and the command; return the exit code after everything has ended.
@@ -110,16 +115,20 @@ class Supervisor:
         ready_by_s = time.monotonic() + self._start_timeout_s
         while True:
             self._start_what_is_due()
-            if command is not None and self._command is None:
-                if self._serves():
+            if not self._has_served and self._serves():
+                self._has_served = True
+                if command is None:
+                    self._say("the pair serves; Ctrl-C stops it")
+                else:
                     self._command = self._start_command(command)
-                elif time.monotonic() >= ready_by_s:
-                    raise PairFailedError(
-                        f"the pair did not serve within {self._start_timeout_s:g} s",
-                        hint="its log is above; --start-timeout waits longer",
-                        exit_code=ExitCode.FAILED,
-                    )
-            arrived = self._signals.wait(self._wait_s(is_polling=command is not None))
+            is_waiting = command is not None and self._command is None
+            if is_waiting and time.monotonic() >= ready_by_s:
+                raise PairFailedError(
+                    f"the pair did not serve within {self._start_timeout_s:g} s",
+                    hint="its log is above; --start-timeout waits longer",
+                    exit_code=ExitCode.FAILED,
+                )
+            arrived = self._signals.wait(self._wait_s())
             if arrived is not None and arrived.number is not signal.SIGCHLD:
                 exit_code = self._on_signal(arrived)
                 if exit_code is not None:
@@ -133,9 +142,9 @@ class Supervisor:
         pids = {daemon.name: daemon.process.pid for daemon in self._daemons if daemon.process}
         return len(pids) == len(self._daemons) and self._is_ready(pids)
 
-    def _wait_s(self, *, is_polling: bool) -> float | None:
+    def _wait_s(self) -> float | None:
         """Return how long nothing but a signal can have anything to say."""
-        if is_polling and self._command is None:
+        if not self._has_served:
             return READY_POLL_S
         now_s = time.monotonic()
         return min(
@@ -176,7 +185,10 @@ class Supervisor:
             return
         daemon.process = None
         if status == ExitCode.CONFIG:
-            raise PairFailedError(f"{daemon.name} refuses to run", exit_code=ExitCode.CONFIG)
+            raise PairFailedError(
+                f"{daemon.name} refuses to run; its last line above says why",
+                exit_code=ExitCode.CONFIG,
+            )
         now_s = time.monotonic()
         delay_s = daemon.policy.died(now_s=now_s, started_s=daemon.started_s)
         how = _how_it_ended(status)
@@ -192,12 +204,14 @@ class Supervisor:
         """End everything that still runs, and wait for it."""
         if self._command is not None and self._command.poll() is None:
             self._end([self._command], within_s=COMMAND_GRACE_S)
-        running = [daemon.process for daemon in self._daemons if daemon.process is not None]
-        self._end(running, within_s=self._drain_timeout_s + KILL_GRACE_S)
+        # Last started, first ended: what prefilld has begun it hands over to a decoded that lives.
+        for daemon in reversed(self._daemons):
+            if daemon.process is not None:
+                self._end([daemon.process], within_s=self._drain_timeout_s + KILL_GRACE_S)
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]], *, within_s: float) -> None:
         """Send SIGTERM, and SIGKILL to what is left at the deadline."""
-        deadline_s = time.monotonic() + within_s
+        deadline_s, has_told = time.monotonic() + within_s, False
         _send(processes, signal.SIGTERM)
         while any(process.poll() is None for process in processes):
             left_s = deadline_s - time.monotonic()
@@ -206,7 +220,12 @@ class Supervisor:
                 for process in processes:
                     process.wait()
                 return
-            arrived = self._signals.wait(left_s)
+            if left_s < within_s - SILENCE_S and not has_told:
+                has_told = True
+                self._say(
+                    f"running answers may finish, for {left_s:.0f} s; Ctrl-C ends them at once"
+                )
+            arrived = self._signals.wait(min(left_s, SILENCE_S))
             if arrived is not None and arrived.number is not signal.SIGCHLD:
                 _send(processes, signal.SIGTERM)  # to a daemon, the second means: at once
                 deadline_s = min(deadline_s, time.monotonic() + KILL_GRACE_S)

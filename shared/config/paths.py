@@ -5,6 +5,7 @@ Clients need this and nothing else of the configuration, so nothing heavy is imp
 
 from __future__ import annotations
 
+import grp
 import os
 import stat
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ PREFILLD_SOCKET = "prefilld.sock"
 DECODED_SOCKET = "decoded.sock"
 
 PRIVATE_DIRECTORY_MODE = 0o700
+
+GROUP_DIRECTORY_MODE = 0o750
+"""Members may pass through to the socket, and nobody but the owner may put one there."""
 
 
 def default_socket_directory(
@@ -67,18 +71,26 @@ def check_socket_directory(directory: Path) -> None:
         )
 
 
-def prepare_socket_directory(directory: Path) -> None:
-    """Make the folder for a daemon's socket where it is missing, private to the user.
+def prepare_socket_directory(directory: Path, *, group: str | None = None) -> None:
+    """Make the folder for a daemon's socket where it is missing.
 
-    An existing folder keeps its mode: its owner may have opened it to a group.
+    It is private to the user, or open to the members of `group`.  An existing folder keeps its
+    mode: its owner may have opened it.
 
     Raises:
-        EnvironmentUnsupportedError: It cannot be made, or may not be trusted.
+        ConfigError: There is no such group.
+        EnvironmentUnsupportedError: The folder cannot be made, or may not be trusted.
     """
     try:
         directory.mkdir(mode=PRIVATE_DIRECTORY_MODE)
+        if group is not None:
+            os.chown(directory, -1, grp.getgrnam(group).gr_gid)
+            directory.chmod(GROUP_DIRECTORY_MODE)
     except FileExistsError:
         pass
+    except KeyError as error:
+        directory.rmdir()
+        raise ConfigError(f"there is no group {group}", hint="make it, or name another") from error
     except OSError as error:
         raise EnvironmentUnsupportedError(
             f"cannot make the socket folder {directory}: {error.strerror}",

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from shared.config.paths import (
     DECODED_SOCKET,
     PREFILLD_SOCKET,
+    beside,
     check_socket_path,
     default_socket_directory,
 )
@@ -91,6 +92,9 @@ def resolve(
     for setting in layers:
         values[setting.key] = check_setting(setting)
         origins[setting.key] = setting.origin
+    if origins["decoded.socket"] == "default":
+        # Beside the other one, wherever that was put.
+        values["decoded.socket"] = str(beside(Path(str(values["prefilld.socket"]))))
     for key in _SOCKETS:
         values[key] = os.path.abspath(str(values[key]))
         check_socket_path(str(values[key]), origin=origins[key])

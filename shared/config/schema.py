@@ -55,6 +55,8 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
 
     socket: Text
     """Path of the socket for clients; README.md says where it lies by default."""
+    group: Text | None = None
+    """Group whose members may connect as well.  A folder that is missing is made for it, 0750."""
     device: Literal["cpu"] = "cpu"
     """Where prompts are computed."""
     token_budget: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
@@ -72,6 +74,8 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
 
     socket: Text
     """Path of the socket for prefilld's link and for STATUS; by default beside the other one."""
+    group: Text | None = None
+    """As for prefilld, since `kvpair status` asks both sockets."""
     device: Literal["cpu"] = "cpu"
     """Where answers are computed."""
     num_blocks: NumBlocks = 1024

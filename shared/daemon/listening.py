@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def open_listener(path: Path) -> Listener:
+def open_listener(path: Path, *, group: str | None = None) -> Listener:
     """Listen at `path`, alone; before anything is loaded, so that a second instance ends at once.
 
     Raises:
@@ -20,7 +20,7 @@ def open_listener(path: Path) -> Listener:
         ConfigError: No socket can be there.
     """
     try:
-        return listen_unix(path)
+        return listen_unix(path, group=group)
     except AddressInUseError as error:
         raise EnvironmentUnsupportedError(str(error)) from error
     except UnixSocketError as error:

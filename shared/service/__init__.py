@@ -47,7 +47,8 @@ def run_daemon(
     try:
         flags = _parse(name, argv)
         resolved = flags.resolve()
-        prepare_socket_directory(Path(getattr(resolved.config, name).socket).parent)
+        section = getattr(resolved.config, name)
+        prepare_socket_directory(Path(section.socket).parent, group=section.group)
     except KvpairError as error:
         click.echo(f"{name}: {error}", err=True)
         sys.exit(error.exit_code)

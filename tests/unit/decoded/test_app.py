@@ -300,6 +300,38 @@ def test_a_daemon_that_drains_says_so_and_finishes_what_it_adopted(play: Play) -
     play(scene)
 
 
+def test_a_daemon_that_drains_waits_for_what_it_has_reserved_room_for(play: Play) -> None:
+    """Else a prompt in prefill would wait for a decoded that has left."""
+
+    async def scene(app: App) -> None:
+        await app.loaded()
+        prefilld = await app.linked()
+        prefilld.socket.send(
+            wire.Chunk(
+                epoch=bytes(range(16)),
+                lease=1,
+                slot=0,
+                generation=1,
+                first=0,
+                blocks=[1],
+                total_blocks=3,
+            )
+        )
+        assert app.daemon._parts is not None
+        desk = app.daemon._parts.desk
+        await until(lambda: desk.has_reservations)
+        app.service.drain(reason="test")
+        await prefilld.until_received(wire.Drain)
+        await turns(200)
+        assert app.serving is not None
+        assert not app.serving.done()
+        prefilld.socket.send(wire.Abort(epoch=bytes(range(16)), lease=1))
+        await prefilld.until_received(wire.Release)
+        await app.serving
+
+    play(scene)
+
+
 def test_a_link_that_opens_in_a_drain_is_told_of_it_too(play: Play) -> None:
     """Otherwise requests go on coming to a daemon that waits for them to end."""
 

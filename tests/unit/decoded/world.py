@@ -148,6 +148,7 @@ class World:
             service=service,
             scheduler=self.scheduler,
             metrics=self.metrics,
+            decode=host.tokenizer.decode,
             on_work=self.work.set,
         )
         self.desk = AdoptionDesk(

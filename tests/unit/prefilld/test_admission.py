@@ -172,7 +172,9 @@ def test_a_prompt_that_fills_the_context_is_too_large(
 ) -> None:
     error = refusal(admission, Generate(prompt=ids_of(num_tokens)))
     assert error.code == "too-large"
-    assert error.message == f"the prompt has {num_tokens} tokens, the model's context {CONTEXT}"
+    assert error.message == (
+        f"the prompt has {num_tokens} tokens, the model's context {CONTEXT}; shorten it"
+    )
 
 
 def test_a_text_far_beyond_the_context_is_too_large_without_being_tokenised(

@@ -277,6 +277,25 @@ def test_a_draining_decoded_is_handed_nothing(world: World) -> None:
     play(scene())
 
 
+def test_a_draining_decoded_is_handed_what_it_has_reserved_room_for(world: World) -> None:
+    """It waits for that before it leaves; a successor would have to begin anew."""
+
+    async def scene() -> None:
+        world.open()
+        running = await world.running()
+        running.computed_tokens = 4
+        world.desk.announce(running)
+        world.desk.peer_drains()
+        running.computed_tokens = 8
+        world.desk.announce(running)
+        assert [type(message) for message in world.link.sent] == [wire.Chunk, wire.Chunk]
+        world.desk.ready(running)
+        world.desk.pump()
+        assert world.link.handed_over == [running.id]
+
+    play(scene())
+
+
 def test_bytes_read_but_not_parsed_travel_along(world: World) -> None:
     async def scene() -> None:
         world.open()

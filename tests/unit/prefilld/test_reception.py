@@ -120,7 +120,7 @@ def test_a_full_queue_is_busy_and_says_when_to_come_back(play: Play) -> None:
             await world.ask(wire.Generate(prompt=[1])).until_received(wire.Accepted)
         error = await world.ask(wire.Generate(prompt=[1])).error()
         assert (error.code, error.retryable, error.retry_after_ms) == ("busy", True, 1000)
-        assert error.message == "2 requests are waiting already"
+        assert error.message == "the queue is full (2 waiting); try again in 1 s"
         assert world.serving.num_waiting == 2
 
     play(scene, prefilld__max_waiting=2)

@@ -275,7 +275,7 @@ def test_the_limit_on_requests_is_the_daemons_to_set() -> None:
     """`max_request_bytes` comes from its configuration."""
     connection = Connection(Role.PREFILLD_CLIENT, max_body_bytes=100)
     connection.receive_data(LENGTH.pack(101))
-    with pytest.raises(FrameTooLargeError, match="101 bytes exceeds 100"):
+    with pytest.raises(FrameTooLargeError, match="101 bytes exceeds the 100"):
         connection.next_event()
 
 

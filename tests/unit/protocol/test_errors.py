@@ -10,7 +10,11 @@ from protocol import errors as e
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (e.FrameTooLargeError(announced_bytes=9, limit_bytes=8), "a frame of 9 bytes exceeds 8"),
+        (
+            e.FrameTooLargeError(announced_bytes=9, limit_bytes=8),
+            "a frame of 9 bytes exceeds the 8 that are taken here; "
+            "send less, or raise the daemon's limits.max_request_bytes",
+        ),
         (
             e.MalformedFrameError(reason="it is a list", body=b"\x90"),
             "a frame of 1 bytes is not one msgpack map: it is a list (it begins 90)",

@@ -47,7 +47,7 @@ def test_oversized_frame_is_refused_before_its_body_arrives() -> None:
     """The length alone condemns the frame, so a peer cannot make us buffer the rest."""
     decoder = FrameDecoder(LIMIT)
     decoder.receive_data(LENGTH.pack(LIMIT + 1))
-    with pytest.raises(FrameTooLargeError, match="1048577 bytes exceeds 1048576") as caught:
+    with pytest.raises(FrameTooLargeError, match="1048577 bytes exceeds the 1048576") as caught:
         decoder.next_body()
     assert (caught.value.announced_bytes, caught.value.limit_bytes) == (LIMIT + 1, LIMIT)
 

@@ -224,7 +224,11 @@ def test_a_wrong_configuration_is_not_tried_twice(start: Start, folder: Path) ->
     process = start(second=WHEN_TOLD + "exit 78")
     daemons = pids(folder, 1)
     (folder / "go").write_text("")
-    assert end(process) == (78, "ended\n", "say: second refuses to run\n")
+    assert end(process) == (
+        78,
+        "ended\n",
+        "say: second refuses to run; its last line above says why\n",
+    )
     assert all(map(is_gone, daemons))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,17 @@ def test_a_path_the_kernel_cannot_bind_is_refused_with_the_number() -> None:
         client_socket({}, chosen="/" + "é" * 53 + "x")
     with pytest.raises(ConfigError, match="holds a zero byte"):
         client_socket({}, chosen="/a\0b")
+
+
+def test_a_folder_for_a_group_lets_its_members_pass(tmp_path: Path) -> None:
+    group = grp.getgrgid(os.getgid()).gr_name
+    prepare_socket_directory(tmp_path / "run", group=group)
+    status = (tmp_path / "run").stat()
+    assert stat.S_IMODE(status.st_mode) == 0o750
+    assert status.st_gid == os.getgid()
+
+
+def test_a_folder_for_a_group_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no group no-such-group"):
+        prepare_socket_directory(tmp_path / "run", group="no-such-group")
+    assert not (tmp_path / "run").exists()

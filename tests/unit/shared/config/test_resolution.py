@@ -211,3 +211,12 @@ def test_an_assignment_needs_an_equals_sign_and_a_known_key() -> None:
         parse_assignment("pool.num_blocks")
     with pytest.raises(ConfigError, match=r"unknown key 'pool\.num'"):
         parse_assignment("pool.num=1")
+
+
+def test_decoded_s_socket_lies_beside_wherever_the_other_one_was_put() -> None:
+    """Else a second pair would listen on the first one's socket."""
+    flags = [parse_assignment("prefilld.socket=/srv/pair/p.sock")]
+    resolved = resolve(environ={}, flags=flags)
+    assert resolved.config.decoded.socket == "/srv/pair/decoded.sock"
+    flags.append(parse_assignment("decoded.socket=/srv/other/d.sock"))
+    assert resolve(environ={}, flags=flags).config.decoded.socket == "/srv/other/d.sock"
