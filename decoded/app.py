@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 SWEEP_S = 0.1
 """Pause between two looks at deadlines; all of them are seconds."""
 
+ENGINE_GRACE_S = 1.0
+"""For the step that runs when the daemon ends; a model that is still loading is not waited for."""
+
 
 async def run(service: Service, listener: Listener) -> None:
     """Run decoded until it was told to stop and has finished what it had adopted."""
@@ -45,7 +48,7 @@ async def run(service: Service, listener: Listener) -> None:
         await app.serve()
     finally:
         app.close()
-        await engine.stop()
+        await engine.stop(grace_s=ENGINE_GRACE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

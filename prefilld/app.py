@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SWEEP_S = 0.1
 """Pause between two looks at deadlines; all of them are seconds."""
 
+ENGINE_GRACE_S = 1.0
+"""For the step that runs when the daemon ends; a model that is still loading is not waited for."""
+
 MAX_CLIENTS = 4096
 """Connections at once; each takes a descriptor, and the usual limit of a service is higher."""
 
@@ -39,7 +42,7 @@ async def run(service: Service, listener: Listener) -> None:
         await app.serve()
     finally:
         app.close()
-        await engine.stop()
+        await engine.stop(grace_s=ENGINE_GRACE_S)
 
 
 class Prefilld:

@@ -71,10 +71,16 @@ class EngineThread:
         future.add_done_callback(self._count_finished)
         return await asyncio.wrap_future(future)
 
-    async def stop(self) -> None:
-        """End the thread: the running call ends first, waiting ones are dropped.  Idempotent."""
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """End the thread: the running call ends first, waiting ones are dropped.  Idempotent.
+
+        Args:
+            grace_s: How long to wait for the running call; None waits for its end.  What takes
+                longer (a model that is being loaded) goes on without anybody waiting for it.
+        """
         self._executor.shutdown(wait=False, cancel_futures=True)
-        await asyncio.to_thread(self._executor.shutdown)
+        ended = asyncio.ensure_future(asyncio.to_thread(self._executor.shutdown))
+        await asyncio.wait({ended}, timeout=grace_s)
 
     def _count_finished(self, _: object) -> None:
         # The engine thread ends calls while the loop's thread drops others.

@@ -94,3 +94,21 @@ def test_no_threads_is_refused() -> None:
     """Torch would raise only inside the thread, where nobody looks."""
     with pytest.raises(ValueError, match="num_threads is 0"):
         EngineThread(num_threads=0)
+
+
+def test_stopping_waits_for_a_running_call_no_longer_than_it_is_told() -> None:
+    """A daemon that is told to end while it loads a model must not look hung."""
+    may_end = threading.Event()
+
+    async def scene() -> None:
+        engine = EngineThread(num_threads=1)
+        running = asyncio.ensure_future(engine.run(may_end.wait))
+        await asyncio.sleep(0)
+        await engine.stop(grace_s=0.01)
+        assert engine.is_busy
+        may_end.set()
+        await running
+        await engine.stop()
+        assert not engine.is_busy
+
+    asyncio.run(scene())
