@@ -17,9 +17,9 @@ from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
 from decoded.visitor import Visitor
 from protocol import messages as wire
-from protocol.acceptor import Acceptor
 from shared.clock import NS_PER_S
 from shared.daemon.instance import this_instance
+from shared.daemon.listening import Door
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.daemon.status import pool_status
 from shared.engine.runner import ModelRunner
@@ -77,7 +77,7 @@ class Decoded:
     """
 
     def __init__(self, service: Service, engine: EngineThread, listener: Listener) -> None:
-        self._service, self._engine, self._listener = service, engine, listener
+        self._service, self._engine = service, engine
         self._metrics = DecodeMetrics(service.metrics)
         self._loop = asyncio.get_running_loop()
         self._instance = this_instance()
@@ -85,12 +85,7 @@ class Decoded:
         self._loaded = asyncio.Event()
         self._parts: _Parts | None = None
         """Once the model is loaded."""
-        self._acceptor = Acceptor(
-            listener.socket,
-            self._on_connection,
-            loop=self._loop,
-            on_exhausted=lambda error: service.log.error("listener.exhausted", error=str(error)),
-        )
+        self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
@@ -108,8 +103,7 @@ class Decoded:
 
     def close(self) -> None:
         """End everything at once: what is left is told that the daemon stops."""
-        self._acceptor.stop()
-        self._listener.close()
+        self._door.shut()
         if self._parts is not None:
             is_told = self._service.draining.is_set()
             code = "draining" if is_told else "internal"
@@ -159,13 +153,7 @@ class Decoded:
             host=host, allocator=allocator, scheduler=scheduler, book=book, desk=desk
         )
         service.spawn(loop.run(), name="decode")
-        service.log.info(
-            "model.loaded",
-            model=host.name,
-            fingerprint=host.fingerprint,
-            num_blocks=host.layout.num_blocks,
-            pool_bytes=host.layout.pool_bytes,
-        )
+        service.log.info("model.loaded", **host.summary())
 
     async def _sweep(self, parts: _Parts) -> None:
         """Look at every deadline, for ever."""

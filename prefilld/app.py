@@ -10,10 +10,10 @@ from prefilld.assembly import Parts, assemble
 from prefilld.clients import Client
 from prefilld.metrics import PrefillMetrics
 from protocol import messages as wire
-from protocol.acceptor import Acceptor
 from protocol.errors import RequestError
 from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
+from shared.daemon.listening import Door
 from shared.daemon.status import pool_status
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
@@ -63,13 +63,7 @@ class Prefilld:
         self._epoch = secrets.token_bytes(EPOCH_BYTES)
         self._parts: Parts | None = None
         """Once the model is loaded."""
-        self._listener = listener
-        self._acceptor = Acceptor(
-            listener.socket,
-            self._on_connection,
-            loop=self._loop,
-            on_exhausted=lambda error: service.log.error("listener.exhausted", error=str(error)),
-        )
+        self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
@@ -88,7 +82,7 @@ class Prefilld:
 
     def close(self) -> None:
         """End everything at once: what is left is told that the daemon stops."""
-        self._stop_accepting()
+        self._door.shut()
         is_told = self._service.draining.is_set()
         stopping = RequestError(
             "draining" if is_told else "internal", "prefilld is shutting down", retryable=True
@@ -104,10 +98,6 @@ class Prefilld:
                 client.finish(wire.Error(code=stopping.code, message=str(stopping), retryable=True))
             else:
                 client.close()
-
-    def _stop_accepting(self) -> None:
-        self._acceptor.stop()
-        self._listener.close()
 
     def _on_link_change(self) -> None:
         is_open = self._parts is not None and self._parts.link.is_open

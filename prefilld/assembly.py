@@ -118,13 +118,7 @@ async def assemble(
         metrics=metrics,
         bounds=lambda: _bounds(config, link),
     )
-    service.log.info(
-        "model.loaded",
-        model=host.name,
-        fingerprint=host.fingerprint,
-        num_blocks=host.layout.num_blocks,
-        pool_bytes=host.layout.pool_bytes,
-    )
+    service.log.info("model.loaded", **host.summary())
     return Parts(
         host=host,
         allocator=allocator,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocol.acceptor import Acceptor
 from protocol.errors import AddressInUseError, UnixSocketError
 from protocol.listener import Listener, listen_unix
 from shared.errors import ConfigError, EnvironmentUnsupportedError
 
 if TYPE_CHECKING:
+    import asyncio
+    import socket
+    from collections.abc import Callable
     from pathlib import Path
+
+    from structlog.typing import FilteringBoundLogger
 
 
 def open_listener(path: Path, *, group: str | None = None) -> Listener:
@@ -25,3 +31,33 @@ def open_listener(path: Path, *, group: str | None = None) -> Listener:
         raise EnvironmentUnsupportedError(str(error)) from error
     except UnixSocketError as error:
         raise ConfigError(str(error)) from error
+
+
+class Door:
+    """A daemon's way in: hands over every connection, until it is shut.
+
+    Args:
+        listener: The daemon's socket; closed together with the door.
+        on_connection: Gets each connection, which is its own.
+    """
+
+    def __init__(
+        self,
+        listener: Listener,
+        on_connection: Callable[[socket.socket], None],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._listener = listener
+        self._acceptor = Acceptor(
+            listener.socket,
+            on_connection,
+            loop=loop,
+            on_exhausted=lambda error: log.error("listener.exhausted", error=str(error)),
+        )
+
+    def shut(self) -> None:
+        """Accept no more, and remove the socket.  Safe to repeat."""
+        self._acceptor.stop()
+        self._listener.close()

@@ -40,6 +40,15 @@ class ModelHost:
     fields: Fields
     fingerprint: str
 
+    def summary(self) -> dict[str, str | int]:
+        """Return what a log line tells of the loaded model."""
+        return {
+            "model": self.name,
+            "fingerprint": self.fingerprint,
+            "num_blocks": self.layout.num_blocks,
+            "pool_bytes": self.layout.pool_bytes,
+        }
+
 
 def load_model_host(
     config: Config, *, num_blocks: int, progress: Callable[[int, int], None] | None = None
