@@ -23,7 +23,11 @@ from shared.model.spec import DType, ModelSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TORCH_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 RUN_ELEMENTS = 1 << 20
 """De-quantised at once: 4 MiB as fp32, some 20 MiB with the package's own scratch."""
