@@ -186,13 +186,14 @@ class Prefilld:
         status = self._service.status() | {
             "epoch": self._epoch.hex(),
             "decoded_socket": self._service.config.decoded.socket,
-            "device": "cpu",
+            "device": self._service.config.prefilld.device,
             "model": self._service.config.model.path,
         }
         parts = self._parts
         if parts is None:
             return status | dict.fromkeys(("fingerprint", "pool", "queue", "link"))
         return status | {
+            "device": parts.device.name,
             "fingerprint": parts.host.fingerprint,
             "pool": pool_status(parts.allocator, parts.host.layout),
             "queue": parts.serving.queue_status(),
