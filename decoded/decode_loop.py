@@ -10,7 +10,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from decoded.decode import BUSY_COPY_BYTES, IDLE_COPY_BYTES, CopyJob, TurnResult, run_turn
-from shared.clock import NS_PER_S
 from shared.kv.pull import slice_blocks
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ class DecodeLoop:
         self._runner, self._engine, self._pool, self._work = runner, engine, pool, work
         self._scheduler, self._desk, self._book = scheduler, desk, book
         self._metrics = metrics
+        self._last_step_ns = 0
+        """When the previous step ended."""
 
     async def run(self) -> None:
         """Take turns, for ever."""
@@ -69,8 +70,13 @@ class DecodeLoop:
             steps = [sequence.next_step() for sequence in batch]
             result = await self._engine.run(run_turn, self._runner, self._pool.kv, jobs, steps)
             del jobs  # a mapping can be closed only once no tensor of it is left
+            if copies:
+                num_blocks = sum(len(copy.sources) for _, copy in copies)
+                self._metrics.copied(
+                    num_bytes=num_blocks * self._pool.layout.block_bytes,
+                    duration_ns=result.copy_done_ns - result.copy_start_ns,
+                )
             for session, copy in copies:
-                self._metrics.pulled_bytes.inc(len(copy.sources) * self._pool.layout.block_bytes)
                 self._desk.copied(
                     session, copy, start_ns=result.copy_start_ns, done_ns=result.copy_done_ns
                 )
@@ -80,16 +86,19 @@ class DecodeLoop:
 
     def _stepped(self, batch: list[Sequence], result: TurnResult) -> None:
         """Send each sequence its token, and end those that are done."""
-        self._metrics.steps.inc()
-        self._metrics.step_seconds.observe((result.step_done_ns - result.copy_done_ns) / NS_PER_S)
+        self._metrics.stepped(
+            num_sequences=len(batch),
+            num_second=sum(not sequence.new_ids for sequence in batch),
+            step_ns=result.step_done_ns - result.copy_done_ns,
+            since_ns=result.step_done_ns - self._last_step_ns,
+        )
+        self._last_step_ns = result.step_done_ns
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
             assert token_id is not None, "every decode step samples"
             if not sequence.new_ids:
                 sequence.times.first_step_ns = result.step_done_ns
-                waited_ns = result.step_done_ns - sequence.state.first_token_ns
-                self._metrics.second_token_seconds.observe(waited_ns / NS_PER_S)
+                self._metrics.second_token(sequence)
             piece = sequence.push(token_id)
-            self._metrics.generated_tokens.inc()
             sequence.stream.push(piece)
             if piece.finish is not None:
                 self._book.end(sequence, piece.finish)

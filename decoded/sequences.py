@@ -56,6 +56,11 @@ class SequenceBook:
         """Sequences that have not ended, in the order of adoption."""
         return tuple(self._living)
 
+    @property
+    def unsent_since_s(self) -> list[float | None]:
+        """For each open connection, since when its client takes nothing of what waits for it."""
+        return [stream.unsent_since_s for stream in self._streams]
+
     def add(self, sequence: Sequence) -> None:
         """Take note of an adopted sequence."""
         self._living[sequence] = None

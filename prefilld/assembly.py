@@ -10,6 +10,7 @@ from prefilld.admission import Bounds
 from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
+from prefilld.overview import Overview
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
@@ -40,6 +41,7 @@ class Parts:
     serving: Serving
     link: PrefillLink
     reception: Reception
+    overview: Overview
 
     @property
     def is_idle(self) -> bool:
@@ -126,6 +128,14 @@ async def assemble(
         serving=serving,
         link=link,
         reception=reception,
+        overview=Overview(
+            serving=serving,
+            reception=reception,
+            allocator=allocator,
+            layout=host.layout,
+            link_status=link.status,
+            clock=service.clock,
+        ),
     )
 
 
