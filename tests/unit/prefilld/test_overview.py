@@ -118,14 +118,14 @@ def test_a_resumed_answer_has_no_first_token(play: Play, resumed: list[int]) -> 
     async def scene(world: World) -> None:
         world.start()
         world.open_link()
-        user = world.ask(generate(20, max_tokens=2))
+        user = world.ask(generate(20, max_tokens=4))
         accepted = await user.until_received(wire.Accepted)
         assert isinstance(accepted, wire.Accepted)
         if resumed:
             message = wire.Resume(
                 attempt=1, seed=accepted.seed, fingerprint=accepted.fingerprint, ids=resumed
             )
-            await world.ask(generate(20, max_tokens=2, resume=message)).until_received(wire.Tokens)
+            await world.ask(generate(20, max_tokens=4, resume=message)).until_received(wire.Tokens)
         await until(lambda: len(world.link.handed_over) == 1 + len(resumed))
         values = Exposition(world.service.metrics.exposition())
         assert values["kvpair_ttft_seconds_count"] == 1
