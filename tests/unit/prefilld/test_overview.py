@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from prefilld.metrics import PrefillMetrics
 from protocol import messages as wire
+from shared.daemon.gauges import Queue
 from shared.metrics import Metrics
 from tests.support.exposition import Exposition
 from tests.unit.prefilld.test_serving import generate
@@ -49,9 +51,13 @@ def test_a_request_that_is_being_judged_is_in_a_queue(play: Play) -> None:
     """A long prompt takes long to tokenise, and its client waits as well."""
 
     async def scene(world: World) -> None:
+        gate = threading.Event()
+        world.reception._judges.submit(gate.wait)  # a long prompt has the thread
         user = world.ask(generate(20))
         await until(lambda: world.reception.judging_since_s)
-        assert world.overview.queues()["judged"].length == 1
+        world.service.clock.advance(0.5)
+        assert world.overview.queues()["judged"] == Queue(length=1, oldest_s=0.5)
+        gate.set()
         await user.until_received(wire.Accepted)
         assert world.overview.queues()["judged"].length == 0
 
