@@ -135,12 +135,12 @@ def test_values_are_bare_where_that_is_plain() -> None:
 
 def test_a_line_cannot_move_the_terminals_cursor() -> None:
     """What a library or a peer said may be in it."""
-    shown = Timeline(color=True).show(
-        line("x.y", reason="\x1b[2J\x07\r\nfaked line", **{"\x1bk": 1})
-    )
+    hostile = {"reason": "\x1b[2J\x07\r\nfaked line", "\x1bk": 1, "bare": "\x1b[2J"}
+    shown = Timeline(color=True).show(line("x.y", **hostile))
     assert "\x1b[2J" not in shown
     assert "\x1bk" not in shown
-    assert "\\x1b[2J\\x07\\r\\nfaked line" in shown
+    assert "\\u001b[2J\\u0007\\r\\nfaked line" in shown
+    assert "\\x1b[2J" in shown
     assert "\n" not in shown
 
 

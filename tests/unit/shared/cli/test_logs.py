@@ -68,11 +68,8 @@ def test_both_daemons_lines_are_one_timeline(kvpair: Kvpair, log_files: list[str
 def test_one_requests_lines_are_found_in_both(kvpair: Kvpair, log_files: list[str]) -> None:
     code, output, _ = kvpair("logs", "--request", "r1", *log_files)
     assert code == 0
-    assert [line.split()[0] for line in output.splitlines()] == [
-        "+0.000",
-        "+2,000.000",
-        "+4,000.000",
-    ]
+    times_ms = [line.split()[0] for line in output.splitlines()]
+    assert times_ms == ["+0.000", "+2,000.000", "+4,000.000"]
     assert "r1" not in output
 
 
@@ -146,9 +143,8 @@ def test_a_followed_file_may_grow_and_be_replaced(kvpair: Kvpair, tmp_path: Path
 
 def test_following_begins_with_the_last_ten_lines(kvpair: Kvpair, tmp_path: Path) -> None:
     path = tmp_path / "prefilld.log"
-    path.write_text(
-        "".join(entry(second, "prefilld", f"x.n{second}") + "\n" for second in range(30))
-    )
+    lines = [entry(second, "prefilld", f"x.n{second}") for second in range(30)]
+    path.write_text("\n".join([*lines, ""]))
     with kvpair.start("logs", "-f", str(path)) as process:
         assert process.stdout is not None
         assert "x.n20" in process.stdout.readline()
@@ -191,9 +187,7 @@ def journal(tmp_path: Path) -> Path:
         {"MESSAGE": [98, 255], "_SYSTEMD_UNIT": "prefilld.service"},
         {"MESSAGE": None},
     ]
-    (tmp_path / "entries").write_text(
-        "".join(json.dumps(each) + "\n" for each in entries) + "odd\n"
-    )
+    (tmp_path / "entries").write_text("\n".join([*map(json.dumps, entries), "odd", ""]))
     return tmp_path
 
 
