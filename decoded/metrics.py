@@ -85,7 +85,7 @@ class DecodeMetrics:
             "kvpair_second_token_seconds", "From the first token to the second."
         )
         self.pull_rate = metrics.histogram(
-            "kvpair_pull_bytes_per_second", "Speed of a turn's copies.", buckets=PULL_BYTES_PER_S
+            "kvpair_pull_bytes_per_second", "Speed of single copies.", buckets=PULL_BYTES_PER_S
         )
         self.handoff_seconds = metrics.histogram(
             "kvpair_handoff_stage_seconds",
@@ -95,23 +95,26 @@ class DecodeMetrics:
         self._stages = [self.handoff_seconds.labels(stage) for stage in STAGES]
 
     def copied(self, *, num_bytes: int, duration_ns: int) -> None:
-        """Count what a turn copied."""
+        """Count what was copied in one go."""
         self.pulled_bytes.inc(num_bytes)
         self.pull_rate.observe(num_bytes / max(duration_ns, 1) * NS_PER_S)
 
-    def stepped(self, *, num_sequences: int, num_second: int, step_ns: int, since_ns: int) -> None:
+    def stepped(
+        self, *, num_sequences: int, num_second: int, step_s: float | None, since_ns: int
+    ) -> None:
         """Count a step, with one call whatever the size of its batch.
 
         Args:
-            num_sequences: Of the batch; each got one token.
+            num_sequences: Of the batch, without those that had ended; each got one token.
             num_second: How many of them got the first token that was sampled here.
-            step_ns: How long the step took.
+            step_s: How long the step took; None where that was not measured.
             since_ns: How long ago the previous step ended, in which all others took part.
         """
         self.steps.inc()
         self.generated_tokens.inc(num_sequences)
         self.batch_sequences.observe(num_sequences)
-        self.step_seconds.observe(step_ns / NS_PER_S)
+        if step_s is not None:
+            self.step_seconds.observe(step_s)
         if num_sequences > num_second:
             self.itl_seconds.observe(since_ns / NS_PER_S, num_sequences - num_second)
 

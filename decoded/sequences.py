@@ -1,7 +1,7 @@
 """The book of adopted requests: which of them live, and how each one ends.
 
-A sequence ends only between two turns, since a running step may still write to its blocks; whatever
-comes meanwhile, CANCEL or a client that goes away, only marks it.
+A sequence ends only between two turns; whatever comes meanwhile, CANCEL or a client that goes away,
+only marks it.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ class SequenceBook:
     def unsent_since_s(self) -> list[float | None]:
         """For each open connection, since when its client takes nothing of what waits for it."""
         return [stream.unsent_since_s for stream in self._streams]
+
+    def is_living(self, sequence: Sequence) -> bool:
+        """Whether a sequence has not ended."""
+        return sequence in self._living
 
     def add(self, sequence: Sequence) -> None:
         """Take note of an adopted sequence."""

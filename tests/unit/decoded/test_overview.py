@@ -104,7 +104,7 @@ def test_a_step_counts_a_gap_for_each_stream_that_had_one(num_second: int, num_g
     """A stream's first step here has no gap: what it waited is the second token's time."""
     metrics = Metrics()
     DecodeMetrics(metrics).stepped(
-        num_sequences=3, num_second=num_second, step_ns=4_000_000, since_ns=5_000_000
+        num_sequences=3, num_second=num_second, step_s=0.004, since_ns=5_000_000
     )
     values = Exposition(metrics.exposition())
     assert values["kvpair_itl_seconds_count"] == num_gaps
