@@ -13,6 +13,7 @@ from decoded.decode_engine import make_decode_engine
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
+from decoded.overview import Overview
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
@@ -22,8 +23,8 @@ from shared.clock import NS_PER_S
 from shared.daemon.devices import Device, resolve_device
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
+from shared.daemon.metrics_http import metrics_over_http
 from shared.daemon.model_host import ModelHost, load_model_host
-from shared.daemon.status import pool_status
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
 from shared.service.frame import DaemonState, Service
@@ -44,8 +45,12 @@ async def run(service: Service, listener: Listener) -> None:
     """Run decoded until it was told to stop and has finished what it had adopted."""
     engine = EngineThread(num_threads=service.config.decoded.threads)
     app = Decoded(service, engine, listener)
+    scrapers = metrics_over_http(
+        service.metrics, name=service.name, resolved=service.resolved, log=service.log
+    )
     try:
-        await app.serve()
+        async with scrapers:
+            await app.serve()
     finally:
         app.close()
         await engine.stop(grace_s=ENGINE_GRACE_S)
@@ -61,6 +66,7 @@ class _Parts:
     scheduler: Scheduler[Sequence]
     book: SequenceBook
     desk: AdoptionDesk
+    overview: Overview
 
     @property
     def is_idle(self) -> bool:
@@ -82,6 +88,8 @@ class Decoded:
         self._metrics = DecodeMetrics(service.metrics)
         self._loop = asyncio.get_running_loop()
         self._instance = this_instance()
+        self._last_peer: wire.Instance | None = None
+        """Whose link was taken last."""
         self._visitors: set[Visitor] = set()
         self._loaded = asyncio.Event()
         self._parts: _Parts | None = None
@@ -159,6 +167,15 @@ class Decoded:
             book=book,
             metrics=self._metrics,
         )
+        overview = Overview(
+            scheduler=scheduler,
+            book=book,
+            desk=desk,
+            allocator=allocator,
+            layout=host.layout,
+            clock=service.clock,
+        )
+        overview.declare(service.metrics)
         self._parts = _Parts(
             host=host,
             device=device,
@@ -166,6 +183,7 @@ class Decoded:
             scheduler=scheduler,
             book=book,
             desk=desk,
+            overview=overview,
         )
         service.spawn(loop.run(), name="decode")
         service.log.info("model.loaded", **host.summary())
@@ -257,6 +275,9 @@ class Decoded:
         visitor.become(session)
         session.welcome(self._instance, held=held, pool_blocks=parts.host.layout.num_blocks - 1)
         self._metrics.links.inc()
+        if self._last_peer not in (None, hello.instance):
+            self._metrics.peer_restarts.inc()
+        self._last_peer = hello.instance
 
     def _refuse_second(self, desk: AdoptionDesk) -> wire.Refuse | None:
         """Keep one link at a time: a living one refuses others, a dead one gives way."""
@@ -282,17 +303,7 @@ class Decoded:
         }
         parts = self._parts
         if parts is None:
-            return status | dict.fromkeys(("fingerprint", "epoch", "pool", "sequences", "link"))
-        living = [session for session in parts.desk.sessions if not session.is_lost]
-        return status | {
-            "device": parts.device.name,
-            "fingerprint": parts.host.fingerprint,
-            "epoch": living[0].epoch.hex() if living else None,
-            "pool": pool_status(parts.allocator, parts.host.layout),
-            "sequences": {
-                "running": parts.scheduler.num_running,
-                "waiting": parts.scheduler.num_reserved,
-                "swapped": 0,
-            },
-            "link": living[0].status() if living else {"state": "waiting"},
-        }
+            unknown = ("fingerprint", "epoch", "pool", "sequences", "link", "requests")
+            return status | dict.fromkeys(unknown)
+        told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
+        return status | told | parts.overview.status()

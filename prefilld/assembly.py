@@ -10,6 +10,7 @@ from prefilld.admission import Bounds
 from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
+from prefilld.overview import Overview
 from prefilld.prefill_engine import make_prefill_engine
 from prefilld.reception import Reception
 from prefilld.serving import Serving
@@ -42,6 +43,7 @@ class Parts:
     serving: Serving
     link: PrefillLink
     reception: Reception
+    overview: Overview
 
     @property
     def is_idle(self) -> bool:
@@ -140,6 +142,14 @@ async def assemble(
         serving=serving,
         link=link,
         reception=reception,
+        overview=Overview(
+            serving=serving,
+            reception=reception,
+            allocator=allocator,
+            layout=host.layout,
+            link_status=link.status,
+            clock=service.clock,
+        ),
     )
 
 

@@ -91,6 +91,8 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     """Prompts in prefill at once: each holds blocks while it shares the token budget."""
     threads: Threads = 0
     """Compute threads.  0 takes half the cores, since the pair shares the machine."""
+    metrics: Text | None = None
+    """Tell metrics over HTTP as well: `127.0.0.1:9464`, or the path of a Unix socket."""
 
 
 class DecodedConfig(Section, frozen=True, kw_only=True):
@@ -112,6 +114,8 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     GPU."""
     threads: Threads = 0
     """Compute threads, as for prefilld."""
+    metrics: Text | None = None
+    """As for prefilld, at an address of its own: `127.0.0.1:9465`."""
     link_uid: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
     """A user, beside root and decoded's own, whose prefilld may open the link."""
 
