@@ -86,6 +86,7 @@ class Decoded:
         self._parts: _Parts | None = None
         """Once the model is loaded."""
         self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
+        service.attend(engine, num_requests=self._num_requests)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
@@ -117,7 +118,9 @@ class Decoded:
     async def _load(self) -> None:
         service, config = self._service, self._service.config
         num_blocks = config.decoded.num_blocks
-        host = await self._engine.run(load_model_host, config, num_blocks=num_blocks)
+        host = await self._engine.run(
+            load_model_host, config, num_blocks=num_blocks, progress=service.loaded
+        )
         pool = await self._engine.run(LocalPool, host.layout)
         work = asyncio.Event()
         allocator = BlockAllocator(num_blocks)
@@ -169,6 +172,9 @@ class Decoded:
                 parts.allocator.check_integrity()
             has_link = any(session.is_open for session in parts.desk.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
+
+    def _num_requests(self) -> int:
+        return 0 if self._parts is None else len(self._parts.book.living)
 
     # --- who knocks --------------------------------------------------------------------------
 

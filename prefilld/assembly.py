@@ -52,7 +52,9 @@ async def assemble(
     engine: EngineThread,
     epoch: bytes,
     metrics: PrefillMetrics,
+    *,
     on_link_change: Callable[[], None],
+    turns_away: Callable[[], bool],
 ) -> Parts:
     """Load the model and build everything that serves it.
 
@@ -62,6 +64,7 @@ async def assemble(
         epoch: Of the new pool.
         metrics: Where everybody counts.
         on_link_change: Called when the link opened or was lost.
+        turns_away: Returns whether new requests are told `draining`.
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
@@ -69,7 +72,9 @@ async def assemble(
         PoolAllocationError: There is no room for the pool.
     """
     config = service.config
-    host = await engine.run(load_model_host, config, num_blocks=config.pool.num_blocks)
+    host = await engine.run(
+        load_model_host, config, num_blocks=config.pool.num_blocks, progress=service.loaded
+    )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
     pool = await engine.run(MemfdPool.create, host.layout)
@@ -116,7 +121,8 @@ async def assemble(
         host=host,
         serving=serving,
         metrics=metrics,
-        bounds=lambda: _bounds(config, link),
+        bounds=lambda: _bounds(service.config, link),
+        turns_away=turns_away,
     )
     service.log.info("model.loaded", **host.summary())
     return Parts(
