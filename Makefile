@@ -17,6 +17,7 @@ BINDIR        ?= /usr/local/bin
 # Where systemd looks for units, users and folders that no package brought.
 UNITLIB       ?= /usr/local/lib
 SYSCONFDIR    ?= /etc
+PLACES = $(foreach name,DESTDIR PREFIX BINDIR UNITLIB SYSCONFDIR,$(name)='$($(name))')
 
 .DEFAULT_GOAL := help
 .PHONY: FORCE help install dev demo test check lint fmt types layers unit bench clean \
@@ -91,16 +92,13 @@ install-system: ## Install the service under PREFIX=/opt/kvpair, with its units 
 	echo '$(TORCH)' >> '$(DESTDIR)$(PREFIX)/constraints.txt'
 	'$(DESTDIR)$(PREFIX)/bin/python' -m pip install --quiet --disable-pip-version-check \
 		--root-user-action=ignore --constraint '$(DESTDIR)$(PREFIX)/constraints.txt' \
-		--force-reinstall --no-deps '.$(EXTRAS)'
-	'$(DESTDIR)$(PREFIX)/bin/python' -m pip install --quiet --disable-pip-version-check \
-		--root-user-action=ignore --constraint '$(DESTDIR)$(PREFIX)/constraints.txt' \
 		'$(TORCH)' '.$(EXTRAS)'
 	sed -i "1s|^#!.*/bin/python[^ ]*|#!$(PREFIX)/bin/python3|" \
 		$(foreach program,kvpair prefilld decoded,'$(DESTDIR)$(PREFIX)/bin/$(program)')
-	systemd/install.sh install
+	$(PLACES) systemd/install.sh install
 
 uninstall-system: ## Remove the service; configuration, cache and user stay
-	systemd/install.sh uninstall
+	$(PLACES) systemd/install.sh uninstall
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

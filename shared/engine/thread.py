@@ -14,6 +14,7 @@ import traceback
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
@@ -99,6 +100,11 @@ class EngineThread:
 
     def _begin(self) -> None:
         self._thread_id = threading.get_ident()
+        # For `top -H` and debuggers, which know nothing of Python's names; the kernel takes 15 bytes.
+        with suppress(OSError):
+            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
+                threading.current_thread().name[:15], encoding="utf-8"
+            )
         torch.set_num_threads(self.num_threads)
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
