@@ -23,15 +23,12 @@ PID_VARIABLE = "LISTEN_PID"
 NAMES_VARIABLE = "LISTEN_FDNAMES"
 
 
-def take_activated(
-    environ: MutableMapping[str, str], *, first_fd: int = FIRST_FD
-) -> socket.socket | None:
+def take_activated(environ: MutableMapping[str, str]) -> socket.socket | None:
     """Return the socket that was passed in, closed on exec; None where there is none.
 
     Args:
         environ: The environment, out of which everything about sockets is taken, so that no
             child believes them its own.
-        first_fd: The first descriptor.
 
     Raises:
         ConfigError: They were meant for another process, or there is not exactly one.
@@ -52,11 +49,11 @@ def take_activated(
             f"{count} sockets were passed in ({names or 'unnamed'}) where one is expected",
             hint="give the service one ListenStream= in one .socket unit",
         )
-    os.set_inheritable(first_fd, False)
     try:
-        return socket.socket(fileno=first_fd)
+        os.set_inheritable(FIRST_FD, False)
+        return socket.socket(fileno=FIRST_FD)
     except OSError as error:
         raise ConfigError(
-            f"descriptor {first_fd}, which was passed in as {names or 'a socket'}, "
+            f"descriptor {FIRST_FD}, which was passed in as {names or 'a socket'}, "
             f"is none: {error.strerror}"
         ) from error

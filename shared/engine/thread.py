@@ -22,6 +22,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+MAX_NAME_BYTES = 15
+"""Of a thread's name in the kernel, which refuses longer ones."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -100,11 +103,9 @@ class EngineThread:
 
     def _begin(self) -> None:
         self._thread_id = threading.get_ident()
-        # For `top -H` and debuggers, which know nothing of Python's names; the kernel takes 15 bytes.
-        with suppress(OSError):
-            Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(
-                threading.current_thread().name[:15], encoding="utf-8"
-            )
+        name = threading.current_thread().name[:MAX_NAME_BYTES]
+        with suppress(OSError):  # for `top -H` and debuggers, which know nothing of Python's names
+            Path("/proc/thread-self/comm").write_text(name, encoding="ascii", errors="replace")
         torch.set_num_threads(self.num_threads)
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:

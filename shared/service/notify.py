@@ -36,13 +36,13 @@ class Notifier:
         """Take the address out of the environment, so that no child speaks in our name."""
         return cls(environ.pop(NOTIFY_VARIABLE, None))
 
-    def ready(self, status: str) -> bool:
+    def ready(self) -> bool:
         """Say that start-up, or a reload, is done."""
-        return self._send("READY=1", _status(status))
+        return self._send("READY=1")
 
     def status(self, status: str) -> bool:
         """Describe in one line what the daemon is doing."""
-        return self._send(_status(status))
+        return self._send(f"STATUS={' '.join(status.split())}")
 
     def reloading(self, *, now_ns: int) -> bool:
         """Say that the configuration is being read again; `ready` ends it.
@@ -52,9 +52,9 @@ class Notifier:
         """
         return self._send("RELOADING=1", f"MONOTONIC_USEC={now_ns // NS_PER_US}")
 
-    def stopping(self, status: str, *, within_s: float) -> bool:
+    def stopping(self, *, within_s: float) -> bool:
         """Say that the daemon is shutting down, and ask for the time that this may take."""
-        return self._send("STOPPING=1", _extension(within_s), _status(status))
+        return self._send("STOPPING=1", _extension(within_s))
 
     def extend_timeout(self, duration_s: float) -> bool:
         """Ask for so much time from now on before a start counts as failed."""
@@ -88,10 +88,6 @@ def watchdog_period_s(environ: MutableMapping[str, str]) -> float | None:
     if not period_us.isdecimal() or int(period_us) == 0 or pid != str(os.getpid()):
         return None
     return int(period_us) / US_PER_S
-
-
-def _status(text: str) -> str:
-    return f"STATUS={' '.join(text.split())}"
 
 
 def _extension(duration_s: float) -> str:

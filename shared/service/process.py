@@ -65,5 +65,5 @@ def log_refusal(name: DaemonName, error: KvpairError) -> None:
     """Tell a service manager, in its journal's form, why a daemon will not even begin."""
     writer = logs.configure(level="error", log_format="json", daemon=name)
     logs.get_logger().error("daemon.refused", error=str(error), exit_code=error.exit_code.value)
-    Notifier.from_environ(os.environ).status(str(error))
+    Notifier.from_environ(os.environ).status(f"refused: {error}")
     writer.shutdown(LOG_FLUSH_S)

@@ -79,10 +79,10 @@ class Standing:
         self.state = state
         self._log.info("state.entered", state=state.value)
         if state is DaemonState.DRAINING:
-            self._notifier.stopping(self.describe(), within_s=stop_within_s + STOP_GRACE_S)
+            self._notifier.stopping(within_s=stop_within_s + STOP_GRACE_S)
         elif not self._is_ready and state in READY_STATES[self._name]:
             self._is_ready = True
-            self._notifier.ready(self.describe())
+            self._notifier.ready()
         self.heartbeat.tell()
 
     @contextmanager
@@ -95,7 +95,7 @@ class Standing:
         try:
             yield
         finally:
-            self._notifier.ready(self.describe())
+            self._notifier.ready()
 
     def refused(self, reason: str) -> None:
         """Leave the reason in STATUS, which outlives the process."""
