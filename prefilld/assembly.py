@@ -56,7 +56,9 @@ async def assemble(
     engine: EngineThread,
     epoch: bytes,
     metrics: PrefillMetrics,
+    *,
     on_link_change: Callable[[], None],
+    turns_away: Callable[[], bool],
 ) -> Parts:
     """Load the model and build everything that serves it.
 
@@ -66,6 +68,7 @@ async def assemble(
         epoch: Of the new pool.
         metrics: Where everybody counts.
         on_link_change: Called when the link opened or was lost.
+        turns_away: Returns whether new requests are told `draining`.
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
@@ -80,6 +83,7 @@ async def assemble(
         num_blocks=config.pool.num_blocks,
         memory_fraction=config.prefilld.memory_fraction,
         device=device,
+        progress=service.loaded,
     )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
@@ -131,7 +135,8 @@ async def assemble(
         host=host,
         serving=serving,
         metrics=metrics,
-        bounds=lambda: _bounds(config, link, num_blocks),
+        bounds=lambda: _bounds(service.config, link, num_blocks),
+        turns_away=turns_away,
     )
     service.log.info("model.loaded", **host.summary())
     return Parts(

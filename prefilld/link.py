@@ -82,6 +82,11 @@ class PrefillLink:
         return self._state == "open"
 
     @property
+    def is_answered(self) -> bool:
+        """Whether decoded is there: it took the connection, and may still be loading."""
+        return self._state in {"handshake", "open"}
+
+    @property
     def peer_pool_blocks(self) -> int | None:
         """Blocks of decoded's pool that sequences may have; None before decoded ever told."""
         return None if self._welcome is None else self._welcome.pool_blocks

@@ -36,9 +36,10 @@ class Reception:
     """The way in.
 
     Args:
-        service: Configuration, clock, log, and whether the daemon drains.
+        service: Configuration, clock and log.
         serving: Where accepted requests go.
         bounds: Returns what a request must fit into now.
+        turns_away: Returns whether requests are told `draining`.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Reception:
         serving: Serving,
         metrics: PrefillMetrics,
         bounds: Callable[[], Bounds],
+        turns_away: Callable[[], bool],
     ) -> None:
         self._service, self._host, self._serving = service, host, serving
-        self._metrics, self._bounds = metrics, bounds
+        self._metrics, self._bounds, self._turns_away = metrics, bounds, turns_away
         self._max_waiting = service.config.prefilld.max_waiting
         self._admission = Admission(
             tokenizer=host.tokenizer,
@@ -97,7 +99,7 @@ class Reception:
         self._judges.shutdown(wait=False, cancel_futures=True)
 
     async def _judge(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
-        if self._service.draining.is_set():
+        if self._turns_away():
             raise RequestError(
                 "draining", "prefilld is shutting down; its successor will answer", retryable=True
             )

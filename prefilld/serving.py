@@ -78,6 +78,11 @@ class Serving:
         return not self._requests and self._desk.num_sent == 0
 
     @property
+    def num_requests(self) -> int:
+        """Requests that are prefilld's."""
+        return len(self._requests)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks."""
         return self._scheduler.num_waiting

@@ -87,6 +87,7 @@ class World:
             serving=self.serving,
             metrics=metrics,
             bounds=lambda: self.bounds,
+            turns_away=service.draining.is_set,
         )
         self.link = Link()
         self.overview = Overview(
