@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.daemon.model_host import sampling_params
-from shared.engine.batch import SequenceStep
+from shared.engine.decoding import DecodeStep
 from shared.model.answer import AnswerAssembler, Piece
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Sequence:
     """Of decoded's own pool, prompt first; empty until they are pulled."""
     new_ids: list[int] = field(default_factory=list)
     """Sampled here, beside what `state.ids` brought."""
+    num_in_flight: int = 0
+    """Steps that are launched and not collected; `Scheduler` counts them."""
     is_cancelled: bool = False
     """Its client does not want it any more; it leaves before the next step."""
 
@@ -83,12 +85,18 @@ class Sequence:
         """Tokens of the answer so far, resumed ones included."""
         return len(self.state.ids) + len(self.new_ids)
 
-    def next_step(self) -> SequenceStep:
+    @property
+    def wants_step(self) -> bool:
+        """Whether the answer may have tokens beyond those that steps in flight will bring."""
+        return self.completion_tokens + self.num_in_flight < self.state.max_tokens
+
+    def next_step(self) -> DecodeStep:
         """Return the step that computes the last sampled token and samples the next one."""
         last_id = self.new_ids[-1] if self.new_ids else self.state.ids[-1]
-        return SequenceStep(
-            token_ids=(last_id,),
-            start_position=self.num_tokens + len(self.new_ids),
+        return DecodeStep(
+            key=self,
+            token_id=None if self.num_in_flight else last_id,
+            position=self.num_tokens + len(self.new_ids) + self.num_in_flight,
             block_table=self.blocks,
             sampling=self.sampling,
         )

@@ -65,7 +65,12 @@ class Request:
     assembler: AnswerAssembler
     state: RequestState = RequestState.WAITING
     blocks: list[int] = field(default_factory=list)
+    launched_tokens: int = 0
+    """Tokens whose computation was begun."""
     computed_tokens: int = 0
+    """Tokens whose keys and values are in the pool."""
+    num_in_flight: int = 0
+    """Steps that are launched and not collected; they write `blocks`."""
     started_ns: int = 0
     first_token_ns: int = 0
     sent_ns: int = 0

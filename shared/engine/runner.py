@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared.engine.batch import build_batch
+from shared.engine.batch import build_batch, sampled_rows
 from shared.ops.sampling import sample
 
 if TYPE_CHECKING:
@@ -69,18 +69,21 @@ class ModelRunner:
         Raises:
             ValueError: A sequence does not fit the pool (see `build_batch`); nothing was written.
         """
-        batch = build_batch(steps, self._layout, self._kv.device)
+        batch = build_batch(steps, self._layout, self._kv.device, all_outputs=with_logits)
         hidden = self._model.forward(batch, self._kv)
-        logits = self._model.logits(hidden) if with_logits else None
+        logits = None
+        if with_logits:
+            logits = self._model.logits(hidden)
+            hidden = hidden[list(sampled_rows(steps))]
         token_ids: list[int | None] = [None] * len(steps)
         wanted = [
-            (index, span.query_start + span.query_len - 1, step.sampling, step.context_len)
-            for index, (step, span) in enumerate(zip(steps, batch.spans, strict=True))
+            (index, step.sampling, step.context_len)
+            for index, step in enumerate(steps)
             if step.sampling is not None
         ]
         if wanted:
-            indices, rows, sampling, positions = zip(*wanted, strict=True)
-            chosen = self._choose(hidden[list(rows)], sampling, positions)
+            indices, sampling, positions = zip(*wanted, strict=True)
+            chosen = self._choose(hidden, sampling, positions)
             for index, token_id in zip(indices, chosen.tolist(), strict=True):
                 token_ids[index] = token_id
         return StepResult(token_ids=tuple(token_ids), logits=logits)

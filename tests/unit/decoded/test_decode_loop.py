@@ -226,7 +226,7 @@ def test_without_work_the_loop_rests(play: Play) -> None:
         world.start()
         await turns()
         assert world.engine.num_submitted == 0
-        world.work.set()
+        world.loop.wake()
         await turns()
         assert world.engine.num_submitted == 0
 

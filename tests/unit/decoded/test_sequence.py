@@ -30,18 +30,29 @@ def test_a_sequence_goes_on_where_prefilld_stopped() -> None:
     assert piece.is_empty
     assert (sequence.times.sent_ns, sequence.times.adopted_ns, sequence.lease_id) == (4, 99, 1)
     step = sequence.next_step()
-    assert (step.token_ids, step.start_position, step.block_table) == ((65,), 10, [3, 4])
+    assert (step.token_id, step.position, step.block_table) == (65, 10, [3, 4])
     assert step.sampling == SamplingParams(temperature=0, top_k=0, top_p=1, seed=7)
     assert sequence.push(66) == Piece(1, [66], "B", None)
     step = sequence.next_step()
-    assert (step.token_ids, step.start_position) == ((66,), 11)
+    assert (step.token_id, step.position) == (66, 11)
     assert sequence.completion_tokens == 2
 
 
 def test_resumed_tokens_count_as_computed_and_as_the_answer_s() -> None:
     sequence, piece = adopt(changed(HANDOFF, ids=[65, 66, 67], num_tokens=12, delivered=3))
     assert piece.is_empty
-    assert (sequence.next_step().start_position, sequence.completion_tokens) == (12, 3)
+    assert (sequence.next_step().position, sequence.completion_tokens) == (12, 3)
+
+
+def test_a_step_behind_one_in_flight_takes_its_token_from_there() -> None:
+    """The host does not know it yet; the answer's last token is not waited for in vain."""
+    sequence, _ = adopt(changed(HANDOFF, ids=[65], max_tokens=3))
+    sequence.num_in_flight = 1
+    step = sequence.next_step()
+    assert (step.token_id, step.position, step.key) == (None, 11, sequence)
+    assert sequence.wants_step
+    sequence.num_in_flight = 2
+    assert not sequence.wants_step, "the two in flight bring the second and the third"
 
 
 def test_what_the_client_has_not_got_is_sent_at_once() -> None:
