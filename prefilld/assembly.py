@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
+from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
@@ -88,12 +89,14 @@ async def assemble(
         log=service.log,
         metrics=metrics,
     )
+    casualties = Casualties()
     serving = Serving(
         service=service,
         prefiller=EagerPrefiller(ModelRunner(host.model, pool.kv, host.layout)),
         engine=engine,
         allocator=allocator,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
     )
     desk.attach(serving)
@@ -109,6 +112,7 @@ async def assemble(
         service=service,
         exported=exported,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
         on_change=on_link_change,
     )
@@ -116,6 +120,7 @@ async def assemble(
         service=service,
         host=host,
         serving=serving,
+        casualties=casualties,
         metrics=metrics,
         bounds=lambda: _bounds(config, link),
     )
