@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from decoded.lease_effects import BlockCopy
     from shared.engine.batch import SequenceStep
     from shared.engine.runner import ModelRunner
+    from shared.ops.logprobs import TokenLogprob
 
 BUSY_COPY_BYTES = 32 << 20
 """Bytes to copy in a turn beside a step.
@@ -47,6 +48,8 @@ class TurnResult:
 
     token_ids: tuple[int | None, ...]
     """One for each step, in their order."""
+    logprobs: tuple[TokenLogprob | None, ...]
+    """The same: how likely each token was, where that was asked for."""
     copy_start_ns: int
     copy_done_ns: int
     step_done_ns: int
@@ -67,9 +70,10 @@ def run_turn(
     for job in copies:
         copy_blocks(job.source, target, job.copy.sources, job.copy.targets)
     copy_done_ns = time.monotonic_ns()
-    token_ids = runner.execute(steps).token_ids if steps else ()
+    result = runner.execute(steps) if steps else None
     return TurnResult(
-        token_ids=token_ids,
+        token_ids=result.token_ids if result else (),
+        logprobs=result.logprobs if result else (),
         copy_start_ns=copy_start_ns,
         copy_done_ns=copy_done_ns,
         step_done_ns=time.monotonic_ns(),

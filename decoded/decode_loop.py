@@ -82,15 +82,17 @@ class DecodeLoop:
         """Send each sequence its token, and end those that are done."""
         self._metrics.steps.inc()
         self._metrics.step_seconds.observe((result.step_done_ns - result.copy_done_ns) / NS_PER_S)
-        for sequence, token_id in zip(batch, result.token_ids, strict=True):
+        for sequence, token_id, logprob in zip(
+            batch, result.token_ids, result.logprobs, strict=True
+        ):
             assert token_id is not None, "every decode step samples"
             if not sequence.new_ids:
                 sequence.times.first_step_ns = result.step_done_ns
                 waited_ns = result.step_done_ns - sequence.state.first_token_ns
                 self._metrics.second_token_seconds.observe(waited_ns / NS_PER_S)
-            piece = sequence.push(token_id)
+            piece = sequence.push(token_id, logprob)
             self._metrics.generated_tokens.inc()
-            sequence.stream.push(piece)
+            sequence.stream.push(piece, sequence.take_logprobs(piece))
             if piece.finish is not None:
                 self._book.end(sequence, piece.finish)
 

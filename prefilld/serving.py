@@ -17,6 +17,7 @@ from prefilld.scheduler import Chunk, Scheduler
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.clock import NS_PER_S
+from shared.daemon.sampling import wire_logprob
 
 if TYPE_CHECKING:
     from prefilld.clients import Client
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from shared.engine.runner import ModelRunner
     from shared.engine.thread import EngineThread
     from shared.kv.allocator import BlockAllocator
+    from shared.ops.logprobs import TokenLogprob
     from shared.service.frame import Service
 
 REQUEUED_CODES = frozenset({"fd-lost", "no-room", "draining"})
@@ -128,9 +130,11 @@ class Serving:
                 continue
             for chunk in chunks:
                 chunk.request.started_ns = chunk.request.started_ns or self._now_ns()
-            token_ids = await self._engine.run(run_chunks, self._runner, chunks)
-            for chunk, token_id in zip(chunks, token_ids, strict=True):
-                self._computed(chunk, token_id)
+            result = await self._engine.run(run_chunks, self._runner, chunks)
+            for chunk, token_id, logprob in zip(
+                chunks, result.token_ids, result.logprobs, strict=True
+            ):
+                self._computed(chunk, token_id, logprob)
             self._desk.pump()
 
     def wake(self) -> None:
@@ -142,7 +146,9 @@ class Serving:
             request.blocks = self._allocator.allocate(request.num_blocks)
             request.state = RequestState.RUNNING
 
-    def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
+    def _computed(
+        self, chunk: Chunk[Request], token_id: int | None, logprob: TokenLogprob | None
+    ) -> None:
         request = chunk.request
         request.computed_tokens += chunk.length
         self._metrics.prompt_tokens.inc(chunk.length)
@@ -152,6 +158,8 @@ class Serving:
             self._desk.announce(request)
             return
         self._scheduler.remove(request)
+        if logprob is not None:
+            request.held_logprobs.append(wire_logprob(logprob))
         self._first_token(request, token_id)
 
     def _first_token(self, request: Request, token_id: int) -> None:
@@ -164,7 +172,9 @@ class Serving:
         piece = request.assembler.push(token_id)
         has_text = bool(piece.ids or piece.text)
         if has_text and (request.prompt.stream or piece.finish is not None):
-            request.client.send(piece_message(piece))
+            asked = request.prompt.logprobs is not None
+            request.client.send(piece_message(piece, request.held_logprobs if asked else None))
+            request.held_logprobs = []
             request.delivered = piece.index + len(piece.ids)
         if piece.finish is not None:
             self._end(request, piece.finish)

@@ -13,12 +13,10 @@ from shared.kv.layout import KVLayout
 from shared.model.fetch import resolve_model
 from shared.model.llama import Llama
 from shared.model.loader import load_model_file
-from shared.ops.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.messages import Sampling
     from shared.config import Config
     from shared.model.chat_template import ChatTemplate
     from shared.model.spec import ModelSpec
@@ -85,16 +83,4 @@ def load_model_host(
         layout=layout,
         fields=fields,
         fingerprint=fingerprint(fields),
-    )
-
-
-def sampling_params(sampling: Sampling) -> SamplingParams:
-    """Return the engine's form of the wire's sampling fields, whose seed is resolved."""
-    if sampling.seed is None:
-        raise ValueError("the seed was not resolved; prefilld draws one before anything is sampled")
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
     )

@@ -14,6 +14,7 @@ from shared.ops.attention import SequenceSpan
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shared.engine.history import TokenHistory
     from shared.kv.layout import KVLayout
     from shared.ops.sampling import SamplingParams
 
@@ -34,6 +35,11 @@ class SequenceStep:
     sampling: SamplingParams | None
     """How to choose the token after the last of them; None when more of the prompt follows, and
     then no logits are computed."""
+    history: TokenHistory | None = None
+    """What was said so far, where `sampling` depends on it; the step adds its token."""
+    num_logprobs: int | None = None
+    """How many of the likeliest tokens to tell with the sampled one's probability; None tells
+    neither."""
 
     @property
     def context_len(self) -> int:

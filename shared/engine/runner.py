@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.engine.batch import build_batch
-from shared.ops.sampling import sample
+from shared.engine.choosing import choose_tokens, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shared.engine.batch import SequenceStep
     from shared.kv.layout import KVLayout
     from shared.model.llama import Llama
-    from shared.ops.sampling import SamplingParams
+    from shared.ops.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,6 +27,8 @@ class StepResult:
 
     token_ids: tuple[int | None, ...]
     """One a sequence, in the step's order: the sampled token, or None where none was asked for."""
+    logprobs: tuple[TokenLogprob | None, ...]
+    """One a sequence: how likely its token was, where that was asked for."""
     logits: Tensor | None
     """[num_tokens, vocab_size] float32 of every token of the step, where they were asked for."""
 
@@ -73,31 +75,29 @@ class ModelRunner:
         hidden = self._model.forward(batch, self._kv)
         logits = self._model.logits(hidden) if with_logits else None
         token_ids: list[int | None] = [None] * len(steps)
-        wanted = [
-            (index, span.query_start + span.query_len - 1, step.sampling, step.context_len)
-            for index, (step, span) in enumerate(zip(steps, batch.spans, strict=True))
-            if step.sampling is not None
-        ]
+        logprobs: list[TokenLogprob | None] = [None] * len(steps)
+        wanted = [index for index, step in enumerate(steps) if step.sampling is not None]
         if wanted:
-            indices, rows, sampling, positions = zip(*wanted, strict=True)
-            chosen = self._choose(hidden[list(rows)], sampling, positions)
-            for index, token_id in zip(indices, chosen.tolist(), strict=True):
-                token_ids[index] = token_id
-        return StepResult(token_ids=tuple(token_ids), logits=logits)
+            ends = [batch.spans[i].query_start + batch.spans[i].query_len - 1 for i in wanted]
+            chosen, likely = self._choose(hidden[ends], [steps[i] for i in wanted])
+            for index, token_id, logprob in zip(wanted, chosen.tolist(), likely, strict=True):
+                token_ids[index], logprobs[index] = token_id, logprob
+        return StepResult(token_ids=tuple(token_ids), logprobs=tuple(logprobs), logits=logits)
 
     def _choose(
-        self, hidden: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]
-    ) -> Tensor:
-        """Return [num_rows] int64, the next token behind each row of [num_rows, hidden_size]."""
-        greedy = [row for row, how in enumerate(sampling) if how.is_greedy]
-        drawn = [row for row, how in enumerate(sampling) if not how.is_greedy]
-        chosen = torch.empty(len(sampling), dtype=torch.int64, device=hidden.device)
-        if greedy:  # needs no logits, and takes the same way whatever else is in the batch
-            chosen[greedy] = self._model.likeliest(hidden[greedy])
-        if drawn:
-            chosen[drawn] = sample(
-                self._model.logits(hidden[drawn]),
-                [sampling[row] for row in drawn],
-                [positions[row] for row in drawn],
-            )
-        return chosen
+        self, hidden: Tensor, steps: Sequence[SequenceStep]
+    ) -> tuple[Tensor, list[TokenLogprob | None]]:
+        """Return the next token behind each row of [num_rows, hidden_size], [num_rows] int64."""
+        chosen = torch.empty(len(steps), dtype=torch.int64, device=hidden.device)
+        logprobs: list[TokenLogprob | None] = [None] * len(steps)
+        plain = [row for row, step in enumerate(steps) if is_plain(step)]
+        other = [row for row, step in enumerate(steps) if not is_plain(step)]
+        if plain:  # needs no logits, and takes the same way whatever else is in the batch
+            chosen[plain] = self._model.likeliest(hidden[plain])
+        if other:
+            logits = self._model.logits(hidden[other])
+            sampled = choose_tokens(logits, [steps[row] for row in other])
+            chosen[other] = sampled.token_ids
+            for row, logprob in zip(other, sampled.logprobs, strict=True):
+                logprobs[row] = logprob
+        return chosen, logprobs

@@ -17,7 +17,7 @@ from protocol import messages as wire
 from protocol.limits import VERSION
 from protocol.states import Role
 from shared.daemon.instance import this_instance
-from shared.daemon.model_host import sampling_params
+from shared.daemon.sampling import sampling_params
 from shared.engine.batch import SequenceStep
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread

@@ -27,9 +27,9 @@ def test_only_the_chunk_that_ends_a_prompt_samples(host: ModelHost) -> None:
     pool = LocalPool(host.layout, fill=float("nan"))
     runner = ModelRunner(host.model, pool.kv, host.layout)
     long, short = request_of(40, [9, 2, 5]), request_of(7, [3])
-    first = run_chunks(runner, [Chunk(long, 0, 30), Chunk(short, 0, 7)])
+    first = run_chunks(runner, [Chunk(long, 0, 30), Chunk(short, 0, 7)]).token_ids
     assert first[0] is None
-    (second,) = run_chunks(runner, [Chunk(long, 30, 10)])
+    (second,) = run_chunks(runner, [Chunk(long, 30, 10)]).token_ids
     engine = LocalEngine(host.model, num_blocks=16)
     for token_id, request in ((first[1], short), (second, long)):
         ((expected,),) = engine.generate([request.token_ids], max_tokens=1)
