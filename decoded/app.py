@@ -15,6 +15,7 @@ from decoded.metrics import DecodeMetrics
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
+from decoded.turns import EagerTurns
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
@@ -22,6 +23,7 @@ from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.daemon.status import pool_status
+from shared.engine.decoding import EagerDecoder
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
@@ -119,17 +121,21 @@ class Decoded:
         num_blocks = config.decoded.num_blocks
         host = await self._engine.run(load_model_host, config, num_blocks=num_blocks)
         pool = await self._engine.run(LocalPool, host.layout)
-        work = asyncio.Event()
         allocator = BlockAllocator(num_blocks)
         scheduler: Scheduler[Sequence] = Scheduler(
             allocator=allocator, max_batch=config.decoded.max_batch
         )
+        loop: DecodeLoop
+
+        def wake() -> None:
+            loop.wake()
+
         book = SequenceBook(
             service=service,
             scheduler=scheduler,
             metrics=self._metrics,
             decode=host.tokenizer.decode,
-            on_work=work.set,
+            on_work=wake,
         )
         desk = AdoptionDesk(
             service=service,
@@ -137,13 +143,12 @@ class Decoded:
             book=book,
             metrics=self._metrics,
             token_bytes=host.tokenizer.token_bytes,
-            on_work=work.set,
+            on_work=wake,
         )
         loop = DecodeLoop(
-            runner=ModelRunner(host.model, pool.kv, host.layout),
+            turns=EagerTurns(EagerDecoder(ModelRunner(host.model, pool.kv, host.layout)), pool.kv),
             engine=self._engine,
-            pool=pool,
-            work=work,
+            layout=host.layout,
             scheduler=scheduler,
             desk=desk,
             book=book,

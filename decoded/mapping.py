@@ -59,6 +59,10 @@ class PeerPool:
         """Whether prefilld has not taken the lease of this copy back."""
         return self._page.read(copy.slot) == copy.generation
 
+    def is_written(self, event: int | None) -> bool:
+        """Whether what a CHUNK with this event named is written; a memfd's blocks always are."""
+        return event is None
+
     def close(self) -> bool:
         """Unmap; False where a tensor still looks into the pool, and then it is to be repeated."""
         try:

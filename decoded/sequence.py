@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.daemon.sampling import sampling_params, wire_logprob
-from shared.engine.batch import SequenceStep
+from shared.engine.decoding import DecodeStep
 from shared.engine.history import TokenHistory
 from shared.model.answer import AnswerAssembler, Piece
 
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from decoded.stream import ClientStream
-    from protocol.messages import Handoff, RequestState
-    from protocol.messages import TokenLogprob as WireLogprob
-    from shared.ops.logprobs import TokenLogprob
+    from protocol.messages import Handoff, RequestState, TokenLogprob
     from shared.ops.sampling import SamplingParams
 
 
@@ -47,12 +45,14 @@ class Sequence:
     lease_id: int
     history: TokenHistory | None = None
     """What sampling depends on beside the logits, where it does."""
-    held_logprobs: deque[WireLogprob] = field(default_factory=deque)
+    held_logprobs: deque[TokenLogprob] = field(default_factory=deque)
     """Of the ids that have not left to the client, where the request asked."""
     blocks: list[int] = field(default_factory=list)
     """Of decoded's own pool, prompt first; empty until they are pulled."""
     new_ids: list[int] = field(default_factory=list)
     """Sampled here, beside what `state.ids` brought."""
+    num_in_flight: int = 0
+    """Steps that are launched and not collected; `Scheduler` counts them."""
     is_cancelled: bool = False
     """Its client does not want it any more; it leaves before the next step."""
 
@@ -88,7 +88,10 @@ class Sequence:
             times=times,
             lease_id=handoff.lease,
             history=TokenHistory.needed_for(
-                sampling, prompt=state.prompt_set, answer_ids=state.ids
+                sampling,
+                num_logprobs=state.logprobs,
+                prompt=state.prompt_set,
+                answer_ids=state.ids,
             ),
             held_logprobs=deque(state.held_logprobs),
         )
@@ -99,26 +102,31 @@ class Sequence:
         """Tokens of the answer so far, resumed ones included."""
         return len(self.state.ids) + len(self.new_ids)
 
-    def next_step(self) -> SequenceStep:
+    @property
+    def wants_step(self) -> bool:
+        """Whether the answer may have tokens beyond those that steps in flight will bring."""
+        return self.completion_tokens + self.num_in_flight < self.state.max_tokens
+
+    def next_step(self) -> DecodeStep:
         """Return the step that computes the last sampled token and samples the next one."""
         last_id = self.new_ids[-1] if self.new_ids else self.state.ids[-1]
-        return SequenceStep(
-            token_ids=(last_id,),
-            start_position=self.num_tokens + len(self.new_ids),
+        return DecodeStep(
+            key=self,
+            token_id=None if self.num_in_flight else last_id,
+            position=self.num_tokens + len(self.new_ids) + self.num_in_flight,
             block_table=self.blocks,
             sampling=self.sampling,
             history=self.history,
-            num_logprobs=self.state.logprobs,
         )
 
-    def push(self, token_id: int, logprob: TokenLogprob | None = None) -> Piece:
-        """Take the token that a step sampled, and how likely it was, where that was asked for."""
+    def push(self, token_id: int) -> Piece:
+        """Take the token that a step sampled."""
         self.new_ids.append(token_id)
-        if logprob is not None:
-            self.held_logprobs.append(wire_logprob(logprob))
+        if self.history is not None and self.history.logprobs:
+            self.held_logprobs.append(wire_logprob(self.history.logprobs.popleft()))
         return self.assembler.push(token_id)
 
-    def take_logprobs(self, piece: Piece) -> list[WireLogprob] | None:
+    def take_logprobs(self, piece: Piece) -> list[TokenLogprob] | None:
         """Return what the request asked to be told of a piece's ids, which are the oldest held."""
         if self.state.logprobs is None:
             return None

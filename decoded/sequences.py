@@ -1,7 +1,7 @@
 """The book of adopted requests: which of them live, and how each one ends.
 
-A sequence ends only between two turns, since a running step may still write to its blocks; whatever
-comes meanwhile, CANCEL or a client that goes away, only marks it.
+A sequence ends only between two turns; whatever comes meanwhile, CANCEL or a client that goes away,
+only marks it.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class SequenceBook:
     def living(self) -> tuple[Sequence, ...]:
         """Sequences that have not ended, in the order of adoption."""
         return tuple(self._living)
+
+    def is_living(self, sequence: Sequence) -> bool:
+        """Whether a sequence has not ended."""
+        return sequence in self._living
 
     def add(self, sequence: Sequence) -> None:
         """Take note of an adopted sequence."""

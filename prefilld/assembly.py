@@ -15,6 +15,7 @@ from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, load_model_host
+from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
@@ -89,7 +90,7 @@ async def assemble(
     )
     serving = Serving(
         service=service,
-        runner=ModelRunner(host.model, pool.kv, host.layout),
+        prefiller=EagerPrefiller(ModelRunner(host.model, pool.kv, host.layout)),
         engine=engine,
         allocator=allocator,
         desk=desk,

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from shared.kv.leases import Lease
 
 
-def chunk_message(request: Request, lease: Lease, epoch: bytes, *, num_complete: int) -> wire.Chunk:
-    """Return the CHUNK that names the blocks which were completed since the last one."""
+def chunk_message(
+    request: Request, lease: Lease, epoch: bytes, *, num_complete: int, event: int | None
+) -> wire.Chunk:
+    """Return the CHUNK that names the blocks which may be pulled since the last one."""
     return wire.Chunk(
         epoch=epoch,
         lease=lease.lease_id,
@@ -21,6 +23,7 @@ def chunk_message(request: Request, lease: Lease, epoch: bytes, *, num_complete:
         first=request.chunked_blocks,
         blocks=request.blocks[request.chunked_blocks : num_complete],
         total_blocks=request.prompt.total_blocks,
+        event=event,
     )
 
 

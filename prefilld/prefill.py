@@ -1,7 +1,8 @@
-"""One step of prefilld's engine: a chunk of each of several prompts, in one forward pass."""
+"""prefilld's engine calls: a chunk of each of several prompts, launched and waited for."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from shared.daemon.sampling import sampling_params
@@ -9,46 +10,64 @@ from shared.engine.batch import SequenceStep
 from shared.engine.history import TokenHistory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from prefilld.request import Request
     from prefilld.scheduler import Chunk
-    from shared.engine.runner import ModelRunner, StepResult
+    from shared.engine.prefilling import Prefiller
+
+POLL_S = 20e-6
+"""Pause between two looks at a running step; the interpreter is free meanwhile."""
 
 
-def run_chunks(runner: ModelRunner, chunks: Sequence[Chunk[Request]]) -> StepResult:
-    """Compute chunks; when this returns, their keys and values are in the pool.
-
-    On the engine thread.
+def launch_chunks(prefiller: Prefiller, chunks: Sequence[Chunk[Request]]) -> int | None:
+    """Begin to compute chunks.  On the engine thread.
 
     Returns:
-        One token for each chunk: the first of the answer where the chunk ends its prompt, else
-        None.
+        The slot of the event after which their keys and values are in the pool; None where they
+        are there already.
     """
-    return runner.execute([_step_of(chunk) for chunk in chunks])
+    return prefiller.launch([_step_of(chunk) for chunk in chunks])
+
+
+def wait_for_chunks(
+    prefiller: Prefiller, is_interrupted: Callable[[], bool]
+) -> tuple[int | None, ...] | None:
+    """Wait for the oldest step in flight.  On the engine thread.
+
+    Args:
+        prefiller: What computes; a step is in flight.
+        is_interrupted: Whether there is more to launch; asked while there is room for it.
+
+    Returns:
+        One for each chunk: the first token of the answer where the chunk ends its prompt, else
+        None.  None in place of all where the wait was interrupted.
+    """
+    is_full = prefiller.num_in_flight >= prefiller.depth
+    while not prefiller.is_done():
+        if not is_full and is_interrupted():
+            return None
+        time.sleep(POLL_S)
+    return prefiller.collect()
 
 
 def _step_of(chunk: Chunk[Request]) -> SequenceStep:
-    request = chunk.request
-    token_ids = request.token_ids[chunk.start : chunk.start + chunk.length]
-    if not chunk.is_last:
-        return SequenceStep(
-            token_ids=token_ids,
-            start_position=chunk.start,
-            block_table=request.blocks,
-            sampling=None,
+    request, sampling = chunk.request, None
+    if chunk.is_last:
+        prompt = request.prompt
+        sampling = sampling_params(
+            prompt.sampling, min_tokens=prompt.min_tokens, end_ids=prompt.stop_ids
         )
-    prompt = request.prompt
-    sampling = sampling_params(
-        prompt.sampling, min_tokens=prompt.min_tokens, end_ids=prompt.stop_ids
-    )
+        request.history = TokenHistory.needed_for(
+            sampling,
+            num_logprobs=prompt.logprobs,
+            prompt=prompt.prompt_set,
+            answer_ids=prompt.resumed_ids,
+        )
     return SequenceStep(
-        token_ids=token_ids,
+        token_ids=request.token_ids[chunk.start : chunk.start + chunk.length],
         start_position=chunk.start,
         block_table=request.blocks,
         sampling=sampling,
-        history=TokenHistory.needed_for(
-            sampling, prompt=prompt.prompt_set, answer_ids=prompt.resumed_ids
-        ),
-        num_logprobs=prompt.logprobs,
+        history=request.history,
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prefilld.clients import Client
     from protocol.messages import Sampling, TokenLogprob
+    from shared.engine.history import TokenHistory
     from shared.model.answer import AnswerAssembler
 
 
@@ -71,7 +72,12 @@ class Request:
     assembler: AnswerAssembler
     state: RequestState = RequestState.WAITING
     blocks: list[int] = field(default_factory=list)
+    launched_tokens: int = 0
+    """Tokens whose computation was begun."""
     computed_tokens: int = 0
+    """Tokens whose keys and values are in the pool."""
+    num_in_flight: int = 0
+    """Steps that are launched and not collected; they write `blocks`."""
     started_ns: int = 0
     first_token_ns: int = 0
     sent_ns: int = 0
@@ -80,6 +86,8 @@ class Request:
     """The answer so far: resumed ids, then the first token."""
     delivered: int = 0
     """How many of `answer_ids` the client has."""
+    history: TokenHistory | None = None
+    """What its first token depends on beside the logits, once that is asked for."""
     held_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the ids behind those, where the request asked for any."""
     lease_id: int | None = None

@@ -3,15 +3,19 @@
 Everything here runs on the event loop; the engine thread only executes the steps that this decides,
 so a request's state has one owner and needs no lock.  Blocks that a running step writes are never
 freed under it: whatever ends a request while the engine has its chunk takes effect after that step.
+
+Where the engine allows it, a step is launched while the one before runs, and decoded hears of its
+blocks at once, with the event to wait for: it pulls a chunk while the next one is computed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from prefilld.answers import end_of, piece_message
-from prefilld.prefill import run_chunks
+from prefilld.prefill import launch_chunks, wait_for_chunks
 from prefilld.request import Request, RequestState
 from prefilld.scheduler import Chunk, Scheduler
 from protocol import messages as wire
@@ -23,10 +27,9 @@ if TYPE_CHECKING:
     from prefilld.clients import Client
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
-    from shared.engine.runner import ModelRunner
+    from shared.engine.prefilling import Prefiller
     from shared.engine.thread import EngineThread
     from shared.kv.allocator import BlockAllocator
-    from shared.ops.logprobs import TokenLogprob
     from shared.service.frame import Service
 
 REQUEUED_CODES = frozenset({"fd-lost", "no-room", "draining"})
@@ -38,7 +41,7 @@ class Serving:
 
     Args:
         service: Configuration, clock and log.
-        runner: The model over prefilld's pool.
+        prefiller: What computes, over prefilld's pool.
         desk: Where a prompt goes once its first token is known.
     """
 
@@ -46,14 +49,14 @@ class Serving:
         self,
         *,
         service: Service,
-        runner: ModelRunner,
+        prefiller: Prefiller,
         engine: EngineThread,
         allocator: BlockAllocator,
         desk: HandoffDesk,
         metrics: PrefillMetrics,
     ) -> None:
         config = service.config.prefilld
-        self._service, self._runner, self._engine = service, runner, engine
+        self._service, self._prefiller, self._engine = service, prefiller, engine
         self._allocator, self._desk, self._metrics = allocator, desk, metrics
         self._scheduler: Scheduler[Request] = Scheduler(
             token_budget=config.token_budget,
@@ -64,6 +67,8 @@ class Serving:
         """Requests that are prefilld's, by their connection."""
         self._cancelled: dict[Request, RequestError | None] = {}
         """Requests to end before the next step: with an ERROR, or with END `cancelled`."""
+        self._in_flight: deque[list[Chunk[Request]]] = deque()
+        """The chunks of steps that are launched and not collected."""
         self._work = asyncio.Event()
 
     # --- what others may know ----------------------------------------------------------------
@@ -121,21 +126,40 @@ class Serving:
     async def prefill_loop(self) -> None:
         """Compute what there is to compute, for ever."""
         while True:
+            self._work.clear()
             self._end_cancelled()
             self._admit()
-            chunks = self._scheduler.next_step()
-            if not chunks:
-                self._work.clear()
+            has_room = len(self._in_flight) < self._prefiller.depth
+            chunks = self._scheduler.next_step() if has_room else []
+            if chunks:
+                await self._launch(chunks)
+            elif self._in_flight:
+                await self._collect()
+            else:
                 await self._work.wait()
-                continue
-            for chunk in chunks:
-                chunk.request.started_ns = chunk.request.started_ns or self._now_ns()
-            result = await self._engine.run(run_chunks, self._runner, chunks)
-            for chunk, token_id, logprob in zip(
-                chunks, result.token_ids, result.logprobs, strict=True
-            ):
-                self._computed(chunk, token_id, logprob)
-            self._desk.pump()
+
+    async def _launch(self, chunks: list[Chunk[Request]]) -> None:
+        """Begin a step, and tell decoded what it will bring."""
+        for chunk in chunks:
+            chunk.request.started_ns = chunk.request.started_ns or self._now_ns()
+            chunk.request.launched_tokens += chunk.length
+            chunk.request.num_in_flight += 1
+        self._in_flight.append(chunks)
+        event = await self._engine.run(launch_chunks, self._prefiller, chunks)
+        if event is None:
+            return  # computed already; `_collect` is next
+        for chunk in chunks:
+            if chunk.request not in self._cancelled:
+                self._desk.announce(chunk.request, event)
+
+    async def _collect(self) -> None:
+        """Wait for the oldest step; come back without it if there is something to launch."""
+        token_ids = await self._engine.run(wait_for_chunks, self._prefiller, self._work.is_set)
+        if token_ids is None:
+            return
+        for chunk, token_id in zip(self._in_flight.popleft(), token_ids, strict=True):
+            self._computed(chunk, token_id)
+        self._desk.pump()
 
     def wake(self) -> None:
         """Look again: blocks came free, or a request is to end."""
@@ -146,11 +170,10 @@ class Serving:
             request.blocks = self._allocator.allocate(request.num_blocks)
             request.state = RequestState.RUNNING
 
-    def _computed(
-        self, chunk: Chunk[Request], token_id: int | None, logprob: TokenLogprob | None
-    ) -> None:
+    def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
         request = chunk.request
         request.computed_tokens += chunk.length
+        request.num_in_flight -= 1
         self._metrics.prompt_tokens.inc(chunk.length)
         if request in self._cancelled:
             return  # `_end_cancelled` is next
@@ -158,13 +181,13 @@ class Serving:
             self._desk.announce(request)
             return
         self._scheduler.remove(request)
-        if logprob is not None:
-            request.held_logprobs.append(wire_logprob(logprob))
         self._first_token(request, token_id)
 
     def _first_token(self, request: Request, token_id: int) -> None:
         request.first_token_ns = self._now_ns()
         request.answer_ids.append(token_id)
+        if request.history is not None:
+            request.held_logprobs += map(wire_logprob, request.history.logprobs)
         self._metrics.queue_seconds.observe((request.started_ns - request.arrived_ns) / NS_PER_S)
         self._metrics.prefill_seconds.observe(
             (request.first_token_ns - request.started_ns) / NS_PER_S
@@ -224,13 +247,16 @@ class Serving:
         """
         for client in list(self._requests):
             self.cancel(client, error)
-        self._end_cancelled()
+        while self._cancelled:
+            self._give_up(*self._cancelled.popitem())
 
     def _end_cancelled(self) -> None:
-        """End the cancelled requests; only while the engine has none of their chunks."""
-        while self._cancelled:
-            request, error = self._cancelled.popitem()
-            self._give_up(request, error)
+        """End the cancelled requests of which the engine has no chunk; others get none any more."""
+        for request in tuple(self._cancelled):
+            if request.num_in_flight:
+                self._scheduler.remove(request)
+            else:
+                self._give_up(request, self._cancelled.pop(request))
 
     def _give_up(self, request: Request, error: RequestError | None) -> None:
         if error is None:

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from shared.config.devices import check_devices, with_device_defaults
 from shared.config.paths import (
     DECODED_SOCKET,
     PREFILLD_SOCKET,
@@ -99,7 +100,7 @@ def resolve(
         values[key] = os.path.abspath(str(values[key]))
         check_socket_path(str(values[key]), origin=origins[key])
 
-    config = _with_threads(_compose(values), num_cores)
+    config = with_device_defaults(_with_threads(_compose(values), num_cores))
     _check_whole(config)
     return ResolvedConfig(
         config=config,
@@ -136,6 +137,7 @@ def _check_whole(config: Config) -> None:
             f"link.ping_interval_s = {config.link.ping_interval_s:g}",
             hint="a living peer would be held for dead",
         )
+    check_devices(config)
 
 
 def _with_threads(config: Config, num_cores: int) -> Config:

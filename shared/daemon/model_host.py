@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from shared.daemon.fingerprint import Fields, fingerprint, fingerprint_fields
 from shared.kv.layout import KVLayout
-from shared.model.fetch import resolve_model
 from shared.model.llama import Llama
-from shared.model.loader import load_model_file
+from shared.model.loader import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,21 +48,25 @@ class ModelHost:
 
 
 def load_model_host(
-    config: Config, *, num_blocks: int, progress: Callable[[int, int], None] | None = None
+    config: Config,
+    *,
+    num_blocks: int,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
 ) -> ModelHost:
     """Load the configured model.
 
     Args:
         config: The pair's configuration.
         num_blocks: Blocks of this daemon's own pool.
+        device: Where the weights go, as torch names it.
         progress: Called with bytes done and bytes in all.
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
         LayoutError: The pool cannot have the configured shape.
     """
-    path = resolve_model(config.model.path)
-    loaded = load_model_file(path, config.model.dtype, progress=progress)
+    loaded = load_model(config.model.path, config.model.dtype, device, progress=progress)
     spec = loaded.spec
     layout = KVLayout(
         num_blocks=num_blocks,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import ForwardBatch
 from shared.ops.attention import SequenceSpan
+from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from shared.engine.history import TokenHistory
     from shared.kv.layout import KVLayout
@@ -36,10 +41,7 @@ class SequenceStep:
     """How to choose the token after the last of them; None when more of the prompt follows, and
     then no logits are computed."""
     history: TokenHistory | None = None
-    """What was said so far, where `sampling` depends on it; the step adds its token."""
-    num_logprobs: int | None = None
-    """How many of the likeliest tokens to tell with the sampled one's probability; None tells
-    neither."""
+    """What was said so far, where sampling looks at it or is to tell of it."""
 
     @property
     def context_len(self) -> int:
@@ -51,9 +53,20 @@ class SequenceStep:
 
 
 def build_batch(
-    steps: Sequence[SequenceStep], layout: KVLayout, device: torch.device
+    steps: Sequence[SequenceStep],
+    layout: KVLayout,
+    device: torch.device,
+    *,
+    all_outputs: bool = False,
 ) -> ForwardBatch:
     """Pack sequences into one batch, in their order.
+
+    Args:
+        steps: The sequences.
+        layout: The pool's.
+        device: Where the batch is computed.
+        all_outputs: Whether every token's hidden state is wanted, not just those from which a
+            token is sampled.
 
     Raises:
         ValueError: There is no sequence, one has no tokens or a negative position, or its blocks
@@ -61,48 +74,62 @@ def build_batch(
     """
     if not steps:
         raise ValueError("a step needs at least one sequence")
-    token_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    spans: list[SequenceSpan] = []
-    for index, step in enumerate(steps):
-        blocks = _blocks_in_use(index, step, layout)
-        spans.append(
-            SequenceSpan.of(
-                query_start=len(token_ids),
-                query_len=len(step.token_ids),
-                context_len=step.context_len,
-                block_table=torch.tensor(blocks, dtype=torch.int64, device=device),
-            )
+    tables = [_blocks_in_use(index, step, layout) for index, step in enumerate(steps)]
+    starts = list(accumulate((len(step.token_ids) for step in steps), initial=0))
+    packed = np.empty((3, starts.pop()), dtype=np.int64)
+    for step, table, start in zip(steps, tables, starts, strict=True):
+        token_ids, positions, slots = packed[:, start : start + len(step.token_ids)]
+        token_ids[:] = step.token_ids
+        positions[:] = np.arange(step.start_position, step.context_len)
+        number, offset = np.divmod(positions, layout.block_size)
+        slots[:] = table[number] * layout.block_size + offset
+    # One transfer for the whole step; every copy to a GPU has a fixed price.
+    rows = np.array(sampled_rows(steps), dtype=np.int64)
+    flat = to_device(np.concatenate([packed.ravel(), rows, *tables]), device)
+    sizes = [*(packed.shape[1],) * 3, len(rows), *(len(table) for table in tables)]
+    pieces = torch.split(flat, sizes)
+    spans = tuple(
+        SequenceSpan(
+            query_start=start,
+            query_len=len(step.token_ids),
+            context_len=step.context_len,
+            block_table=block_table,
         )
-        token_ids.extend(step.token_ids)
-        for position in range(step.start_position, step.context_len):
-            number, offset = divmod(position, layout.block_size)
-            positions.append(position)
-            slots.append(blocks[number] * layout.block_size + offset)
+        for step, block_table, start in zip(steps, pieces[4:], starts, strict=True)
+    )
     return ForwardBatch(
-        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        spans=tuple(spans),
+        token_ids=pieces[0],
+        positions=pieces[1],
+        slot_mapping=pieces[2],
+        spans=spans,
+        output_rows=None if all_outputs else pieces[3],
     )
 
 
-def _blocks_in_use(index: int, step: SequenceStep, layout: KVLayout) -> list[int]:
+def sampled_rows(steps: Sequence[SequenceStep]) -> tuple[int, ...]:
+    """Return the rows of a batch of these steps from which a token is sampled, ascending."""
+    last_rows = accumulate((len(step.token_ids) for step in steps), initial=-1)
+    next(last_rows)
+    return tuple(
+        row for row, step in zip(last_rows, steps, strict=True) if step.sampling is not None
+    )
+
+
+def _blocks_in_use(index: int, step: SequenceStep, layout: KVLayout) -> NDArray[np.int64]:
     """Return the blocks that hold the sequence up to this step's last token."""
     if not step.token_ids:
         raise ValueError(f"sequence {index} of the step has no tokens")
     if step.start_position < 0:
         raise ValueError(f"sequence {index} of the step starts at {step.start_position}")
     num_blocks = layout.num_blocks_for(step.context_len)
-    blocks = list(step.block_table[:num_blocks])
+    blocks = np.array(step.block_table[:num_blocks], dtype=np.int64)
     if len(blocks) < num_blocks:
         raise ValueError(
             f"sequence {index} of the step has {len(blocks)} blocks; {step.context_len} tokens "
             f"need {num_blocks}"
         )
     # A wrong id would overwrite another request's cache, or the proof in the reserved block.
-    if min(blocks) <= RESERVED_BLOCK or max(blocks) >= layout.num_blocks:
+    if blocks.min() <= RESERVED_BLOCK or blocks.max() >= layout.num_blocks:
         raise ValueError(
             f"sequence {index} of the step names a block outside 1 to {layout.num_blocks - 1}"
         )

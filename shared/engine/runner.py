@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shared.engine.batch import build_batch
-from shared.engine.choosing import choose_tokens, is_plain
+from shared.engine.batch import build_batch, sampled_rows
+from shared.engine.choosing import Chosen, choose_tokens, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from shared.engine.batch import SequenceStep
     from shared.kv.layout import KVLayout
     from shared.model.llama import Llama
-    from shared.ops.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,8 +26,6 @@ class StepResult:
 
     token_ids: tuple[int | None, ...]
     """One a sequence, in the step's order: the sampled token, or None where none was asked for."""
-    logprobs: tuple[TokenLogprob | None, ...]
-    """One a sequence: how likely its token was, where that was asked for."""
     logits: Tensor | None
     """[num_tokens, vocab_size] float32 of every token of the step, where they were asked for."""
 
@@ -71,33 +68,59 @@ class ModelRunner:
         Raises:
             ValueError: A sequence does not fit the pool (see `build_batch`); nothing was written.
         """
+        logits: Tensor | None = None
+        if with_logits:
+            batch = build_batch(steps, self._layout, self._kv.device, all_outputs=True)
+            hidden = self._model.forward(batch, self._kv)
+            logits = self._model.logits(hidden)
+            chosen = self._choose(hidden[list(sampled_rows(steps))], steps)
+        else:
+            chosen = self.begin(steps)
+        if chosen.told is not None:
+            chosen.told.settle()
+        return StepResult(token_ids=self.token_ids(steps, chosen.token_ids), logits=logits)
+
+    def begin(
+        self, steps: Sequence[SequenceStep], on_written: Callable[[], None] = lambda: None
+    ) -> Chosen:
+        """Enqueue one step on the current stream; on a CPU it is computed when this returns.
+
+        Args:
+            steps: The sequences, each at most once.
+            on_written: Called when everything that writes the pool is enqueued.
+
+        Returns:
+            [num_sampled] int64 on the model's device, for `token_ids` once it is computed, and
+            what is to be settled then.
+
+        Raises:
+            ValueError: As `execute`.
+        """
         batch = build_batch(steps, self._layout, self._kv.device)
         hidden = self._model.forward(batch, self._kv)
-        logits = self._model.logits(hidden) if with_logits else None
-        token_ids: list[int | None] = [None] * len(steps)
-        logprobs: list[TokenLogprob | None] = [None] * len(steps)
-        wanted = [index for index, step in enumerate(steps) if step.sampling is not None]
-        if wanted:
-            ends = [batch.spans[i].query_start + batch.spans[i].query_len - 1 for i in wanted]
-            chosen, likely = self._choose(hidden[ends], [steps[i] for i in wanted])
-            for index, token_id, logprob in zip(wanted, chosen.tolist(), likely, strict=True):
-                token_ids[index], logprobs[index] = token_id, logprob
-        return StepResult(token_ids=tuple(token_ids), logprobs=tuple(logprobs), logits=logits)
+        on_written()
+        return self._choose(hidden, steps)
 
-    def _choose(
-        self, hidden: Tensor, steps: Sequence[SequenceStep]
-    ) -> tuple[Tensor, list[TokenLogprob | None]]:
-        """Return the next token behind each row of [num_rows, hidden_size], [num_rows] int64."""
-        chosen = torch.empty(len(steps), dtype=torch.int64, device=hidden.device)
-        logprobs: list[TokenLogprob | None] = [None] * len(steps)
-        plain = [row for row, step in enumerate(steps) if is_plain(step)]
-        other = [row for row, step in enumerate(steps) if not is_plain(step)]
-        if plain:  # needs no logits, and takes the same way whatever else is in the batch
-            chosen[plain] = self._model.likeliest(hidden[plain])
-        if other:
-            logits = self._model.logits(hidden[other])
-            sampled = choose_tokens(logits, [steps[row] for row in other])
-            chosen[other] = sampled.token_ids
-            for row, logprob in zip(other, sampled.logprobs, strict=True):
-                logprobs[row] = logprob
-        return chosen, logprobs
+    @staticmethod
+    def token_ids(steps: Sequence[SequenceStep], sampled: Tensor) -> tuple[int | None, ...]:
+        """Return one a sequence, in order: what was sampled for it, or None where nothing was."""
+        chosen = iter(sampled.tolist())
+        return tuple(None if step.sampling is None else next(chosen) for step in steps)
+
+    def _choose(self, hidden: Tensor, steps: Sequence[SequenceStep]) -> Chosen:
+        """Choose a token behind each row that a step wants one of."""
+        wanted = [step for step in steps if step.sampling is not None]
+        if not wanted:
+            return Chosen(torch.empty(0, dtype=torch.int64, device=hidden.device), None)
+        plain = [row for row, step in enumerate(wanted) if is_plain(step)]
+        if len(plain) == len(wanted):
+            return Chosen(self._model.likeliest(hidden), None)
+        other = [row for row, step in enumerate(wanted) if not is_plain(step)]
+        if not plain:
+            return choose_tokens(self._model.logits(hidden), wanted)
+        token_ids = torch.empty(len(wanted), dtype=torch.int64, device=hidden.device)
+        # It needs no logits, and takes the same way whatever else is in the batch.
+        token_ids[plain] = self._model.likeliest(hidden[plain])
+        chosen = choose_tokens(self._model.logits(hidden[other]), [wanted[row] for row in other])
+        token_ids[other] = chosen.token_ids
+        return Chosen(token_ids, chosen.told)

@@ -1,8 +1,9 @@
-"""The forward pass of a Llama-family decoder over a paged KV cache.
+"""The forward pass of a Llama-family decoder over a paged KV cache, on a CPU or a GPU.
 
 Weights of products that read the same input are fused into one matrix, so a layer is four
 products: QKV, output, gate with up, and down.  Activations keep the weights' type; norms,
-rotations and logits are computed in float32.
+rotations and logits are computed in float32.  How a step is computed on the weights' device is
+for `shared.ops.forward_ops` to say.
 """
 
 from __future__ import annotations
@@ -14,20 +15,19 @@ import torch
 from torch.nn import functional
 
 from shared.model.rope import inverse_wavelengths
-from shared.ops.activation import silu_mul
-from shared.ops.attention import paged_attention
+from shared.ops.forward_ops import ops_for
 from shared.ops.greedy import GreedyHead
-from shared.ops.kv_write import write_kv
-from shared.ops.norm import add_rms_norm, rms_norm
-from shared.ops.rotary import apply_rotary, rotary_angles
+from shared.ops.norm import rms_norm
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
     from torch import Tensor
 
-    from shared.model.batch import ForwardBatch
+    from shared.model.batch import DecodeBatch, ForwardBatch
     from shared.model.spec import ModelSpec
+    from shared.ops.forward_ops import ForwardOps
+    from shared.ops.pool_pair import PoolPair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,28 +47,42 @@ class Llama:
 
     Args:
         spec: The model's shape.
-        tensors: Its weights by name, as `load_weights` returns them.  They are taken out one by
-            one while the fused ones are made, so at no time does more than one layer exist twice.
+        tensors: Its weights by name, as `load_weights` returns them, on the device that is to
+            compute.  They are taken out one by one while the fused ones are made, so at no time
+            does more than one layer exist twice.  Layers that are the same tensors share memory.
+        ops: How to compute; by default what suits the device.
 
     Raises:
         KeyError: A weight is missing.
     """
 
-    def __init__(self, spec: ModelSpec, tensors: MutableMapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: MutableMapping[str, Tensor],
+        ops: ForwardOps | None = None,
+    ) -> None:
         self.spec = spec
         self._embed = tensors.pop("embed")
-        self._layers = tuple(_take_layer(tensors, index) for index in range(spec.num_layers))
+        self._layers = _take_layers(tensors, spec.num_layers)
         self._final_norm = tensors.pop("final_norm").float()
         self._lm_head = self._embed if spec.tied_embeddings else tensors.pop("lm_head")
         # On the CPU only: a GPU reads the whole matrix in less time than it takes to choose rows.
-        is_exact_on_cpu = self.dtype is torch.float32 and self._lm_head.device.type == "cpu"
+        is_exact_on_cpu = self.dtype is torch.float32 and self.device.type == "cpu"
         self._greedy_head = GreedyHead(self._lm_head) if is_exact_on_cpu else None
-        self._inverse_wavelengths = inverse_wavelengths(spec.head_dim, spec.rope_theta)
+        wavelengths = inverse_wavelengths(spec.head_dim, spec.rope_theta)
+        self._inverse_wavelengths = wavelengths.to(self.device)
+        self._ops = ops_for(self.device) if ops is None else ops
 
     @property
     def dtype(self) -> torch.dtype:
         """The type of weights, activations and KV cache."""
         return self._embed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._embed.device
 
     def forward(self, batch: ForwardBatch, kv: Tensor) -> Tensor:
         """Run a step through all layers and write its keys and values into the pool.
@@ -79,59 +93,130 @@ class Llama:
                 earlier token of each sequence is in it.
 
         Returns:
-            [num_tokens, hidden_size], for `logits` of the rows that are wanted.
+            [num_tokens, hidden_size], for `logits` of the rows that are wanted; with
+            `batch.output_rows`, only those rows.
         """
-        spec = self.spec
-        num_tokens = batch.token_ids.shape[0]
-        num_rotated = spec.num_heads + spec.num_kv_heads
-        scale = spec.head_dim**-0.5
-        cos, sin = rotary_angles(batch.positions, self._inverse_wavelengths)
-
+        spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
+        num_tokens, rows = batch.token_ids.shape[0], batch.output_rows
+        cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
         residual = functional.embedding(batch.token_ids, self._embed)
-        hidden = torch.zeros_like(residual)  # there is no earlier layer to add
         for index, layer in enumerate(self._layers):
-            kv_layer = kv[:, index]
-            hidden = add_rms_norm(hidden, residual, layer.attn_norm, spec.rms_norm_eps)
-            qkv = functional.linear(hidden, layer.qkv).view(num_tokens, -1, spec.head_dim)
-            # Queries and keys lie side by side, so both turn at once.
-            rotated = apply_rotary(qkv[:, :num_rotated], cos, sin)
-            write_kv(
-                kv_layer, rotated[:, spec.num_heads :], qkv[:, num_rotated:], batch.slot_mapping
+            kv_layer, is_last = kv[:, index], index == spec.num_layers - 1
+            qkv = ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv)
+            query = ops.rope_kv_write(
+                qkv.view(num_tokens, -1, spec.head_dim), cos, sin, kv_layer, batch.slot_mapping
             )
-            attended = paged_attention(
-                rotated[:, : spec.num_heads], kv_layer, batch.spans, scale=scale
+            if is_last and rows is not None and not len(rows):
+                return residual[:0]
+            attended = ops.prefill_attention(
+                query, kv_layer, batch.spans, scale=spec.head_dim**-0.5
             )
-            hidden = functional.linear(attended.view(num_tokens, -1), layer.o)
-            hidden = add_rms_norm(hidden, residual, layer.mlp_norm, spec.rms_norm_eps)
-            hidden = functional.linear(
-                silu_mul(functional.linear(hidden, layer.gate_up)), layer.down
+            if is_last and rows is not None and len(rows) < num_tokens:
+                attended, residual = attended[rows], residual[rows]
+            ops.add_linear(residual, attended.flatten(1), layer.o)
+            gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
+            ops.add_linear(residual, gated, layer.down)
+        return residual
+
+    def prepare_decode(self, *, max_batch: int, max_context_len: int) -> None:
+        """Take the memory that `decode` works in; once, before its first call and before capture.
+
+        Args:
+            max_batch: Most rows of a `DecodeBatch`, padding included.
+            max_context_len: Longest context of any row, in tokens.
+        """
+        self._ops.prepare_decode(
+            max_batch=max_batch,
+            max_context_len=max_context_len,
+            num_heads=self.spec.num_heads,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+        )
+
+    def decode(self, batch: DecodeBatch, pools: PoolPair) -> Tensor:
+        """Run one token of every row through all layers; its keys and values go to `pools.own`.
+
+        Args:
+            batch: The rows.
+            pools: Where the blocks of their tables are.
+
+        Returns:
+            [batch, hidden_size]; what is in padding rows means nothing.
+
+        On a GPU it never synchronises with the host, so that a CUDA graph can capture it.
+
+        Raises:
+            RuntimeError: The device needs `prepare_decode` first.
+        """
+        spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
+        num_rows = batch.token_ids.shape[0]
+        cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
+        residual = functional.embedding(batch.token_ids, self._embed)
+        for index, layer in enumerate(self._layers):
+            qkv = ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv)
+            attended = ops.decode_attention(
+                qkv.view(num_rows, -1, spec.head_dim),
+                cos,
+                sin,
+                batch.slot_mapping,
+                pools,
+                batch.block_tables,
+                batch.context_lens,
+                layer=index,
+                scale=spec.head_dim**-0.5,
             )
-        return residual.add_(hidden)
+            ops.add_linear(residual, attended.flatten(1), layer.o)
+            gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
+            ops.add_linear(residual, gated, layer.down)
+        return residual
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """Return the token of the largest logit behind each row; a tie goes to the lowest id.
 
         Args:
-            hidden: [num_rows, hidden_size], rows of what `forward` returned.
+            hidden: [num_rows, hidden_size], rows of what `forward` or `decode` returned.
 
         Returns:
             [num_rows] int64.
         """
+        return self.likeliest_with_logits(hidden)[0]
+
+    def likeliest_with_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what `likeliest` does, and all logits where they had to be computed for it."""
         if self._greedy_head is None:
-            return self.logits(hidden).argmax(-1)
-        return self._greedy_head.argmax(rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps))
+            logits = self.logits(hidden)
+            return logits.argmax(-1), logits
+        normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
+        return self._greedy_head.argmax(normed), None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens to come after each row.
 
         Args:
-            hidden: [num_rows, hidden_size], rows of what `forward` returned.
+            hidden: [num_rows, hidden_size], rows of what `forward` or `decode` returned.
 
         Returns:
             [num_rows, vocab_size] float32.
         """
-        normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
-        return functional.linear(normed, self._lm_head).float()
+        return self._ops.logits(hidden, self._final_norm, self.spec.rms_norm_eps, self._lm_head)
+
+
+def _take_layers(tensors: MutableMapping[str, Tensor], num_layers: int) -> tuple[_Layer, ...]:
+    """Take all layers' weights out of `tensors`, fused."""
+    layers: list[_Layer] = []
+    last_parts: tuple[int, ...] = ()
+    for index in range(num_layers):
+        # Ids are told apart safely: what the mapping held at one time, no other object was.
+        names = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
+        parts = tuple(id(tensors[f"layers.{index}.{name}"]) for name in names)
+        if parts == last_parts:
+            for name in names:
+                del tensors[f"layers.{index}.{name}"]
+            layers.append(layers[-1])
+        else:
+            layers.append(_take_layer(tensors, index))
+        last_parts = parts
+    return tuple(layers)
 
 
 def _take_layer(tensors: MutableMapping[str, Tensor], index: int) -> _Layer:

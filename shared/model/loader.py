@@ -1,11 +1,17 @@
-"""Loads a model file whole: shape, weights, tokenizer and chat template."""
+"""Loads a model whole: shape, weights, tokenizer and chat template.
+
+From a GGUF file, or with random weights of a named shape.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from shared.model.chat_template import ChatTemplate
+from shared.model.fetch import resolve_model
 from shared.model.gguf_file import content_id, read_header
 from shared.model.gguf_model import (
     read_chat_template,
@@ -13,13 +19,19 @@ from shared.model.gguf_model import (
     read_special_tokens,
     read_vocabulary,
 )
+from shared.model.random_model import (
+    PREFIX,
+    SEED,
+    SHARED_LAYERS,
+    byte_tokenizer,
+    find_shape,
+    random_tensors,
+)
 from shared.model.tokenizer import Tokenizer
-from shared.model.weights import Progress, load_weights
+from shared.model.weights import TORCH_DTYPES, Progress, load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import torch
 
     from shared.model.spec import DType, ModelSpec
 
@@ -38,12 +50,43 @@ class LoadedModel:
     """Tells models of one shape apart; see `gguf_file.content_id` for what it covers."""
 
 
-def load_model_file(path: Path, dtype: DType, *, progress: Progress | None = None) -> LoadedModel:
+def load_model(
+    path_or_name: str,
+    dtype: DType,
+    device: torch.device | str = "cpu",
+    *,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load the model that a configuration names.
+
+    Args:
+        path_or_name: A name of the catalogue, the path of a file, or `random:` and a shape's name.
+        dtype: What the weights are kept in.
+        device: Where the weights go.
+        progress: Called with (bytes done, bytes in all) as weights arrive.
+
+    Raises:
+        UnknownModelError: The model was not fetched yet, or there is none of that name.
+        ModelFileError: The file is missing, damaged, or holds what we cannot run.
+    """
+    if path_or_name.startswith(PREFIX):
+        return _random_model(path_or_name, dtype, device)
+    return load_model_file(resolve_model(path_or_name), dtype, device=device, progress=progress)
+
+
+def load_model_file(
+    path: Path,
+    dtype: DType,
+    *,
+    device: torch.device | str = "cpu",
+    progress: Progress | None = None,
+) -> LoadedModel:
     """Load the GGUF file at `path`.
 
     Args:
         path: The file.
-        dtype: What the weights are kept in, `float32` or `bfloat16`.
+        dtype: What the weights are kept in.
+        device: Where the weights go.
         progress: Called with (bytes done, bytes in all) as weights arrive.
 
     Raises:
@@ -60,8 +103,23 @@ def load_model_file(path: Path, dtype: DType, *, progress: Progress | None = Non
         chat_template = ChatTemplate(template, variables=read_special_tokens(header))
     return LoadedModel(
         spec=spec,
-        tensors=load_weights(header, spec, dtype, progress),
+        tensors=load_weights(header, spec, dtype, progress, device=device),
         tokenizer=tokenizer,
         chat_template=chat_template,
         content_id=content_id(header),
+    )
+
+
+def _random_model(name: str, dtype: DType, device: torch.device | str) -> LoadedModel:
+    spec = find_shape(name)
+    share_layers = spec.name in SHARED_LAYERS
+    return LoadedModel(
+        spec=spec,
+        tensors=random_tensors(
+            spec, dtype=TORCH_DTYPES[dtype], device=device, share_layers=share_layers
+        ),
+        tokenizer=byte_tokenizer(spec),
+        chat_template=None,
+        # A CPU and a GPU make different numbers of one seed.
+        content_id=f"{name}, seed {SEED}, made by {torch.device(device).type}",
     )

@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args
 
 from shared.model.errors import InvalidSpecError
 
-DType = Literal["float32", "bfloat16"]
+DType = Literal["float32", "bfloat16", "float16"]
 """The types that weights, activations and KV cache may be kept in."""
 
 DTYPES: tuple[DType, ...] = get_args(DType)
-DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 ARCHITECTURES = ("llama",)
 """The architectures that the forward pass knows."""

@@ -68,7 +68,7 @@ class Tokenizer:
         )
         texts = set(self._texts)
         self._missing_bytes = bytes(
-            byte for character, byte in _byte_alphabet().items() if character not in texts
+            byte for character, byte in byte_alphabet().items() if character not in texts
         )
 
     @property
@@ -175,7 +175,7 @@ def _added(text: str) -> AddedToken:
 
 def _token_bytes(vocabulary: Vocabulary, source: Path) -> Iterable[bytes]:
     """Yield every token's bytes, by id."""
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     for text, kind in zip(vocabulary.tokens, vocabulary.token_types, strict=True):
         if kind == TokenType.CONTROL:
             yield b""
@@ -190,7 +190,7 @@ def _token_bytes(vocabulary: Vocabulary, source: Path) -> Iterable[bytes]:
                 ) from None
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of a token text stands for.
 
     Printable Latin-1 characters stand for themselves; the other bytes, in order, are written

@@ -23,7 +23,11 @@ from shared.model.spec import DType, ModelSpec
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TORCH_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH_DTYPES: dict[DType, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 RUN_ELEMENTS = 1 << 20
 """De-quantised at once: 4 MiB as fp32, some 20 MiB with the package's own scratch."""
@@ -37,7 +41,12 @@ Progress = Callable[[int, int], None]
 
 
 def load_weights(
-    header: GgufHeader, spec: ModelSpec, dtype: DType, progress: Progress | None = None
+    header: GgufHeader,
+    spec: ModelSpec,
+    dtype: DType,
+    progress: Progress | None = None,
+    *,
+    device: torch.device | str = "cpu",
 ) -> dict[str, torch.Tensor]:
     """Read every weight of a model.
 
@@ -46,9 +55,10 @@ def load_weights(
         spec: The model's shape, as `read_spec` tells it from the same header.
         dtype: What the weights are kept in; de-quantising itself is always in fp32.
         progress: Hears how far it is.
+        device: Where they go; no more than one run of a tensor stays behind on the CPU.
 
     Returns:
-        Contiguous CPU tensors by name: `embed` [vocab_size, hidden_size], `final_norm`
+        Contiguous tensors by name: `embed` [vocab_size, hidden_size], `final_norm`
         [hidden_size], `lm_head` as `embed` and absent when tied, and for each layer N
         `layers.N.attn_norm` and `layers.N.mlp_norm` [hidden_size], `layers.N.q|k|v|o` and
         `layers.N.gate|up|down` [out, in].  Rows of q and k are in half-rotation order: element
@@ -67,7 +77,7 @@ def load_weights(
     with header.path.open("rb") as file:
         # In file order, so that a cold disk reads ahead.
         for job in sorted(jobs, key=lambda job: job.info.offset_bytes):
-            tensor = job.read(file, TORCH_DTYPES[dtype])
+            tensor = job.read(file, TORCH_DTYPES[dtype], device)
             if job.ours.endswith((".q", ".k")):
                 tensor = _half_rotation(tensor, spec.head_dim)
             tensors[job.ours] = tensor
@@ -110,8 +120,8 @@ class _Job:
                 hint=DAMAGED_HINT,
             )
 
-    def read(self, file: BinaryIO, dtype: torch.dtype) -> torch.Tensor:
-        tensor = torch.empty(self.shape, dtype=dtype)
+    def read(self, file: BinaryIO, dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+        tensor = torch.empty(self.shape, dtype=dtype, device=device)
         rows = tensor.view(self.num_rows, self.shape[-1])
         run_rows = max(1, RUN_ELEMENTS // self.shape[-1])
         file.seek(self.info.offset_bytes)

@@ -10,6 +10,7 @@ over exactly the tokens it has, so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class SequenceSpan:
     """One sequence's part of a step: which rows are its queries, and where its context lies.
 
     The queries are the last `query_len` tokens of the context; their keys and values are in the
     pool before attention runs.
+
+    Raises:
+        ShapeError: There is no query, or there are more queries than context.
     """
 
     query_start: int
@@ -38,34 +42,26 @@ class SequenceSpan:
     """Tokens that the pool holds for the sequence, this step's included."""
     block_table: Tensor
     """[num_blocks] int64, on the pool's device: as many block ids as the context needs."""
-    mask: Tensor | None
-    """[query_len, context_len] bool, True where a query may look; None where no table of it is
-    needed: for a single query, and where the whole context is being computed."""
 
-    @classmethod
-    def of(
-        cls, *, query_start: int, query_len: int, context_len: int, block_table: Tensor
-    ) -> SequenceSpan:
-        """Make a span with the causal mask that it needs.
+    def __post_init__(self) -> None:
+        if not 1 <= self.query_len <= self.context_len:
+            raise ShapeError(
+                f"{self.query_len} queries cannot end a context of {self.context_len} tokens"
+            )
 
-        Raises:
-            ShapeError: There is no query, or there are more queries than context.
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """[query_len, context_len] bool, True where a query may look.
+
+        None where no table of it is needed: for a single query, and where the whole context is
+        being computed.  Made once for all layers, and only where the attention in use asks.
         """
-        if not 1 <= query_len <= context_len:
-            raise ShapeError(f"{query_len} queries cannot end a context of {context_len} tokens")
-        mask = None
-        if query_len not in (1, context_len):
-            device = block_table.device
-            columns = torch.arange(context_len, device=device)
-            rows = torch.arange(context_len - query_len, context_len, device=device)
-            mask = columns <= rows.unsqueeze(1)
-        return cls(
-            query_start=query_start,
-            query_len=query_len,
-            context_len=context_len,
-            block_table=block_table,
-            mask=mask,
-        )
+        if self.query_len in (1, self.context_len):
+            return None
+        device = self.block_table.device
+        columns = torch.arange(self.context_len, device=device)
+        rows = torch.arange(self.context_len - self.query_len, self.context_len, device=device)
+        return columns <= rows.unsqueeze(1)
 
 
 def paged_attention(

@@ -11,10 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from shared.ops.errors import ShapeError
 from shared.ops.philox import WORD_MASK, uniform_rows
+from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.ops.sampling import SamplingParams
+
+
+ALL_TOKENS = 1 << 40
+"""A top-k that keeps everything: beyond any vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +50,8 @@ class SamplingTensors:
     """[batch] float32; -inf where all tokens are kept."""
     seed_words: Tensor
     """[batch, 2] int64 in [0, 2^32): the seed's low word and high word."""
+    positions: Tensor
+    """[batch] int64: the position that each new token will have."""
     is_filtered: bool
     """Some row may have a top-k or a top-p, so logits are sorted."""
     is_drawn: bool
@@ -51,25 +59,48 @@ class SamplingTensors:
 
     @classmethod
     def of(
-        cls, params: Sequence[SamplingParams], device: torch.device | str = "cpu"
+        cls,
+        params: Sequence[SamplingParams],
+        positions: Sequence[int],
+        device: torch.device | str = "cpu",
     ) -> SamplingTensors:
-        """Return the tensors of some requests' parameters."""
+        """Return the tensors of a batch.
 
-        def column(values: list[float], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+        Args:
+            params: One a row.
+            positions: One a row.
+            device: Where they go, in one transfer.
 
-        words = [[how.seed & WORD_MASK, how.seed >> 32] for how in params]
+        Raises:
+            ShapeError: Parameters and positions are not equally many.
+        """
+        if len(params) != len(positions):
+            raise ShapeError(f"{len(params)} parameters and {len(positions)} positions")
+        whole = [
+            (how.is_greedy, how.top_k or ALL_TOKENS, how.seed & WORD_MASK, how.seed >> 32, position)
+            for how, position in zip(params, positions, strict=True)
+        ]
+        real = [
+            (
+                how.temperature or 1.0,
+                how.top_p if how.top_p < 1 else math.inf,
+                math.log(how.min_p) if how.min_p else -math.inf,
+            )
+            for how in params
+        ]
+        numbers = np.concatenate(
+            [np.array(whole, np.int64).T, np.array(real, np.float64).T.copy().view(np.int64)]
+        )
+        on_device = to_device(numbers, torch.device(device))
+        real_columns = on_device[5:].view(torch.float64)
         return cls(
-            is_greedy=column([how.is_greedy for how in params], torch.bool),
-            temperature=column([how.temperature or 1.0 for how in params], torch.float32),
-            top_k=column([how.top_k or 1 << 62 for how in params], torch.int64),
-            top_p=column(
-                [how.top_p if how.top_p < 1 else math.inf for how in params], torch.float64
-            ),
-            log_min_p=column(
-                [math.log(how.min_p) if how.min_p else -math.inf for how in params], torch.float32
-            ),
-            seed_words=torch.tensor(words, dtype=torch.int64).to(device, non_blocking=True),
+            is_greedy=on_device[0] != 0,
+            temperature=real_columns[0].float(),
+            top_k=on_device[1],
+            top_p=real_columns[1],
+            log_min_p=real_columns[2].float(),
+            seed_words=on_device[2:4].t(),
+            positions=on_device[4],
             is_filtered=any(
                 not how.is_greedy and (how.top_k > 0 or how.top_p < 1) for how in params
             ),
@@ -77,28 +108,23 @@ class SamplingTensors:
         )
 
 
-def sample_batch(logits: Tensor, how: SamplingTensors, positions: Tensor) -> Tensor:
+def sample_batch(logits: Tensor, how: SamplingTensors) -> Tensor:
     """Choose one token for every row.
 
     Args:
         logits: [batch, vocab_size] float32, -inf for what is forbidden.
         how: On the same device, one row a row.
-        positions: [batch] int64, there too: the position that each new token will have.
 
     Returns:
         [batch] int64.  What a row gets does not depend on the others.
 
     Raises:
-        ShapeError: Rows, parameters and positions are not equally many.
+        ShapeError: Rows and parameters are not equally many.
 
     Enqueues on the current stream and never waits for the device.
     """
-    batch = logits.shape[0]
-    if not batch == how.temperature.shape[0] == positions.shape[0]:
-        raise ShapeError(
-            f"{batch} rows, {how.temperature.shape[0]} parameters and "
-            f"{positions.shape[0]} positions"
-        )
+    if logits.shape[0] != how.positions.shape[0]:
+        raise ShapeError(f"{logits.shape[0]} rows and {how.positions.shape[0]} parameters")
     likeliest = logits.argmax(-1)
     if not how.is_drawn:
         return likeliest
@@ -107,7 +133,7 @@ def sample_batch(logits: Tensor, how: SamplingTensors, positions: Tensor) -> Ten
     edge = how.log_min_p.unsqueeze(1)
     if how.is_filtered:
         edge = torch.maximum(edge, _filter_edge(scaled, how))
-    noise = uniform_rows(scaled.shape[1], positions=positions, seed_words=how.seed_words)
+    noise = uniform_rows(scaled.shape[1], positions=how.positions, seed_words=how.seed_words)
     scores = noise.log_().neg_().log_().neg_().add_(scaled)
     drawn = scores.masked_fill_(scaled < edge, -math.inf).argmax(-1)
     return torch.where(how.is_greedy, likeliest, drawn)

@@ -41,13 +41,12 @@ def adjustments(device: str) -> Adjustments:
 def test_a_graph_chooses_what_a_cpu_chooses() -> None:
     """Captured once and replayed over other logits and positions, as decoding does."""
     logits = torch.zeros(4, VOCAB_SIZE, device="cuda")
-    positions = torch.zeros(4, dtype=torch.int64, device="cuda")
-    how, changes = SamplingTensors.of(PARAMS, "cuda"), adjustments("cuda")
+    how, changes = SamplingTensors.of(PARAMS, [0] * 4, "cuda"), adjustments("cuda")
 
     def step() -> torch.Tensor:
         adjusted = logits.clone()
         adjust_logits(adjusted, changes)
-        return sample_batch(adjusted, how, positions)
+        return sample_batch(adjusted, how)
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -63,7 +62,7 @@ def test_a_graph_chooses_what_a_cpu_chooses() -> None:
         on_cpu = torch.randn(4, VOCAB_SIZE) * 4
         places = [11 * round_ + row for row in range(4)]
         logits.copy_(on_cpu)
-        positions.copy_(torch.tensor(places))
+        how.positions.copy_(torch.tensor(places))
         graph.replay()
         adjust_logits(on_cpu, adjustments("cpu"))
         num_equal += int((chosen.cpu() == sample(on_cpu, PARAMS, places)).sum())
@@ -73,13 +72,11 @@ def test_a_graph_chooses_what_a_cpu_chooses() -> None:
 
 def test_nothing_waits_for_the_device() -> None:
     """Torch raises where a call would block the host."""
-    how = SamplingTensors.of(PARAMS, "cuda")
     logits = torch.randn(4, VOCAB_SIZE, device="cuda")
-    positions = torch.arange(4, device="cuda")
     changes = adjustments("cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
         adjust_logits(logits, changes)
-        sample_batch(logits, how, positions)
+        sample_batch(logits, SamplingTensors.of(PARAMS, [0, 1, 2, 3], "cuda"))
     finally:
         torch.cuda.set_sync_debug_mode("default")

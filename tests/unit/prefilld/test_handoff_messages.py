@@ -33,7 +33,7 @@ def request_and_lease() -> tuple[Request, Lease]:
 def test_a_chunk_names_what_was_completed_since_the_last_one() -> None:
     request, lease = request_and_lease()
     request.chunked_blocks = 1
-    chunk = validate(chunk_message(request, lease, EPOCH, num_complete=2))
+    chunk = validate(chunk_message(request, lease, EPOCH, num_complete=2, event=5))
     assert (chunk.epoch, chunk.lease, chunk.slot, chunk.generation) == (EPOCH, 3, 1, 5)
     assert (chunk.first, chunk.blocks, chunk.total_blocks) == (1, [9], 5)
     check_chunk(chunk, LAYOUT, num_slots=2)

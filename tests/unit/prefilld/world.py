@@ -11,6 +11,7 @@ from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol import messages as wire
 from protocol.states import Role
+from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
@@ -71,7 +72,7 @@ class World:
         )
         self.serving = Serving(
             service=service,
-            runner=ModelRunner(host.model, self.pool.kv, layout),
+            prefiller=EagerPrefiller(ModelRunner(host.model, self.pool.kv, layout)),
             engine=engine,
             allocator=self.allocator,
             desk=self.desk,

@@ -59,3 +59,19 @@ def test_an_empty_step_is_refused() -> None:
     """There is nothing to run."""
     with pytest.raises(ValueError, match="at least one sequence"):
         build_batch([], LAYOUT, CPU)
+
+
+def test_hidden_states_are_wanted_where_a_token_is_sampled() -> None:
+    """The last layer is computed for no others; who asks for all gets all."""
+    decode = SequenceStep(
+        token_ids=[5], start_position=8, block_table=[1, 2, 4], sampling=SamplingParams()
+    )
+
+    def rows_of(*steps: SequenceStep) -> list[int]:
+        rows = build_batch(steps, LAYOUT, CPU).output_rows
+        assert rows is not None
+        return rows.tolist()
+
+    assert rows_of(STEP, decode, STEP) == [3]
+    assert rows_of(STEP) == []
+    assert build_batch([STEP, decode], LAYOUT, CPU, all_outputs=True).output_rows is None

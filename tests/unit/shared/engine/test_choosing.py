@@ -10,6 +10,7 @@ from shared.engine.choosing import choose_tokens, is_plain
 from shared.engine.history import TokenHistory
 from shared.engine.local import LocalEngine
 from shared.model.llama import Llama
+from shared.ops.logprobs import TokenLogprob
 from shared.ops.sampling import SamplingParams
 from shared.ops.token_bitmap import pack_tokens
 from tests.support.tiny_llama import random_tensors, tiny_spec
@@ -20,14 +21,19 @@ VOCAB_SIZE = 30
 def step(
     params: SamplingParams, *, history: TokenHistory | None = None, num_logprobs: int | None = None
 ) -> SequenceStep:
+    if history is None:
+        history = TokenHistory.needed_for(params, num_logprobs=num_logprobs)
     return SequenceStep(
         token_ids=(1,),
         start_position=4,
         block_table=(1,),
         sampling=params,
         history=history,
-        num_logprobs=num_logprobs,
     )
+
+
+def told_of(choice: SequenceStep) -> list[TokenLogprob]:
+    return [] if choice.history is None else list(choice.history.logprobs)
 
 
 def test_only_a_row_that_asks_is_told_of_probabilities_and_before_any_penalty() -> None:
@@ -38,14 +44,14 @@ def test_only_a_row_that_asks_is_told_of_probabilities_and_before_any_penalty() 
     params = SamplingParams(logit_bias=((best, -100.0),))
     steps = [
         step(SamplingParams(temperature=1.0)),
-        step(params, history=TokenHistory(params), num_logprobs=2),
+        step(params, num_logprobs=2),
         step(SamplingParams(), num_logprobs=0),
     ]
     chosen = choose_tokens(logits.clone(), steps)
-    assert chosen.logprobs[0] is None
-    told, plain = chosen.logprobs[1], chosen.logprobs[2]
-    assert told is not None
-    assert plain is not None
+    assert chosen.told is not None
+    chosen.told.settle()
+    (told,), (plain,) = told_of(steps[1]), told_of(steps[2])
+    assert told_of(steps[0]) == []
     assert int(chosen.token_ids[1]) != best
     assert [token_id for token_id, _ in told.top] == logits[1].topk(2).indices.tolist()
     own = logits[1].log_softmax(-1)
@@ -71,13 +77,15 @@ def test_a_greedy_row_without_wishes_is_plain() -> None:
     assert is_plain(step(SamplingParams()))
     assert not is_plain(step(SamplingParams(temperature=1.0)))
     assert not is_plain(step(SamplingParams(), num_logprobs=0))
-    assert not is_plain(step(params, history=TokenHistory(params)))
+    assert not is_plain(step(params))
 
 
 def test_more_probabilities_than_tokens_are_as_many_as_there_are() -> None:
-    chosen = choose_tokens(torch.zeros(1, 3), [step(SamplingParams(), num_logprobs=20)])
-    assert chosen.logprobs[0] is not None
-    assert len(chosen.logprobs[0].top) == 3
+    asking = step(SamplingParams(), num_logprobs=20)
+    chosen = choose_tokens(torch.zeros(1, 3), [asking])
+    assert chosen.told is not None
+    chosen.told.settle()
+    assert [len(told.top) for told in told_of(asking)] == [3]
 
 
 PENALISED = [

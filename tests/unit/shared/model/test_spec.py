@@ -52,7 +52,9 @@ def test_a_shape_that_cannot_run_is_refused_by_its_field(
     assert str(caught.value) == f"`{field}` {fault}"
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", 23_040), ("float32", 46_080)])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bfloat16", 23_040), ("float16", 23_040), ("float32", 46_080)]
+)
 def test_kv_bytes_a_token_count_keys_and_values_of_all_layers(dtype: str, expected: int) -> None:
     """2 x 30 layers x 3 heads x 64 numbers, of 2 or 4 bytes."""
     assert SMOLLM2.kv_bytes_per_token(dtype) == expected
@@ -60,7 +62,7 @@ def test_kv_bytes_a_token_count_keys_and_values_of_all_layers(dtype: str, expect
 
 def test_kv_bytes_of_an_unknown_type_are_refused() -> None:
     """A guess would size a pool wrongly."""
-    with pytest.raises(InvalidSpecError, match="`dtype` is 'int8'; known are: float32, bfloat16"):
+    with pytest.raises(InvalidSpecError, match="`dtype` is 'int8'; known are: float32, bfl"):
         SMOLLM2.kv_bytes_per_token("int8")
 
 

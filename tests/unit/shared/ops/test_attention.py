@@ -55,7 +55,7 @@ def place(sequences: list[Sequence]) -> tuple[Tensor, Tensor, list[SequenceSpan]
         write_kv(pool[:, 1], sequence.key, sequence.value, slots)
         query_len = sequence.query.shape[0]
         spans.append(
-            SequenceSpan.of(
+            SequenceSpan(
                 query_start=start, query_len=query_len, context_len=context_len, block_table=table
             )
         )
@@ -88,7 +88,7 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
     together = paged_attention(query, kv_layer, spans, scale=SCALE)
     for span in spans:
         rows = slice(span.query_start, span.query_start + span.query_len)
-        alone = SequenceSpan.of(
+        alone = SequenceSpan(
             query_start=0,
             query_len=span.query_len,
             context_len=span.context_len,
@@ -101,15 +101,13 @@ def test_a_sequence_does_not_feel_its_neighbours() -> None:
 def test_more_queries_than_context_are_refused() -> None:
     """A query is itself part of its context."""
     with pytest.raises(ShapeError, match="3 queries cannot end a context of 2"):
-        SequenceSpan.of(query_start=0, query_len=3, context_len=2, block_table=torch.tensor([1]))
+        SequenceSpan(query_start=0, query_len=3, context_len=2, block_table=torch.tensor([1]))
 
 
 def test_a_block_table_of_the_wrong_length_is_refused() -> None:
     """One block too few would end in the wrong context, silently."""
     query, kv_layer, _ = place([Sequence(query_len=1, context_len=9, heads=(2, 2))])
-    span = SequenceSpan.of(
-        query_start=0, query_len=1, context_len=9, block_table=torch.tensor([1, 2])
-    )
+    span = SequenceSpan(query_start=0, query_len=1, context_len=9, block_table=torch.tensor([1, 2]))
     with pytest.raises(ShapeError, match="2 blocks of 4 do not fit a context of 9"):
         paged_attention(query, kv_layer, [span], scale=SCALE)
 

@@ -30,8 +30,7 @@ MANY = [
 
 
 def at_once(logits: torch.Tensor, params: list[SamplingParams], positions: list[int]) -> list[int]:
-    how = SamplingTensors.of(params)
-    return sample_batch(logits, how, torch.tensor(positions)).tolist()  # type: ignore[no-any-return]  # torch has no type for it
+    return sample_batch(logits, SamplingTensors.of(params, positions)).tolist()  # type: ignore[no-any-return]  # torch has no type for it
 
 
 @pytest.mark.parametrize("spread", [0.01, 3.0, 20.0])
@@ -65,10 +64,10 @@ def test_a_forbidden_token_is_never_drawn() -> None:
 
 def test_greedy_rows_get_no_noise_where_all_are_greedy() -> None:
     """Nothing is sorted or drawn that nobody asked for."""
-    how = SamplingTensors.of([SamplingParams(), SamplingParams(top_k=5, top_p=0.5)])
+    how = SamplingTensors.of([SamplingParams(), SamplingParams(top_k=5, top_p=0.5)], [4, 9])
     assert (how.is_drawn, how.is_filtered) == (False, False)
     logits = torch.tensor([[1.0, 3.0, 3.0], [5.0, 5.0, 0.0]])
-    assert sample_batch(logits, how, torch.tensor([4, 9])).tolist() == [1, 0]
+    assert sample_batch(logits, how).tolist() == [1, 0]
 
 
 def test_nothing_is_read_back_from_the_device() -> None:
@@ -83,6 +82,7 @@ def test_nothing_is_read_back_from_the_device() -> None:
             top_p=torch.empty(batch, dtype=torch.float64),
             log_min_p=torch.empty(batch),
             seed_words=torch.empty(batch, 2, dtype=torch.int64),
+            positions=torch.empty(batch, dtype=torch.int64),
             is_filtered=True,
             is_drawn=True,
         )
@@ -97,13 +97,14 @@ def test_nothing_is_read_back_from_the_device() -> None:
         adjust_logits(
             logits, Adjustments(bias_ids=bias_ids, bias=torch.empty(batch, 3), penalties=said)
         )
-        chosen = sample_batch(logits, how, torch.empty(batch, dtype=torch.int64))
+        chosen = sample_batch(logits, how)
         likely = token_logprobs(logits, chosen, num_top=5)
     assert chosen.shape == (batch,)
     assert (likely.chosen.shape, likely.top.shape) == ((batch,), (batch, 5))
 
 
 def test_rows_without_parameters_are_refused() -> None:
-    how = SamplingTensors.of([SamplingParams()])
-    with pytest.raises(ShapeError, match="2 rows, 1 parameters and 2 positions"):
-        sample_batch(torch.zeros(2, 4), how, torch.tensor([0, 0]))
+    with pytest.raises(ShapeError, match="1 parameters and 2 positions"):
+        SamplingTensors.of([SamplingParams()], [0, 0])
+    with pytest.raises(ShapeError, match="2 rows and 1 parameters"):
+        sample_batch(torch.zeros(2, 4), SamplingTensors.of([SamplingParams()], [0]))

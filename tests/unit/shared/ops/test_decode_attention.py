@@ -33,7 +33,7 @@ def test_both_attentions_agree_over_two_pools_of_nan() -> None:
         if length:
             table = torch.tensor(ids)
             spans.append(
-                SequenceSpan.of(
+                SequenceSpan(
                     query_start=len(spans), query_len=1, context_len=length, block_table=table
                 )
             )

@@ -1,0 +1,24 @@
+"""The forward pass on a GPU: prefill and decode agree, with each other and with the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.model_checks import check_decode_follows_prefill, check_output_rows
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decoded_tokens_equal_prefilled_ones(dtype: torch.dtype) -> None:
+    """Over both pools, with a padding row."""
+    check_decode_follows_prefill(dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_only_the_wanted_rows_leave_the_last_layer(dtype: torch.dtype) -> None:
+    """They are the same rows, and keys and values are written for all."""
+    check_output_rows(dtype, "cuda")

@@ -1,0 +1,143 @@
+"""What the forward pass must show on any device, with the tiny model of `tests.support`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from shared.engine.batch import SequenceStep, build_batch
+from shared.kv.layout import KVLayout
+from shared.model.batch import DecodeBatch
+from shared.model.llama import Llama
+from shared.ops.forward_ops import ForwardOps
+from shared.ops.kv_write import PAD_SLOT
+from shared.ops.pool_pair import PoolPair, peer_entries
+from shared.ops.sampling import SamplingParams
+from tests.support.tiny_llama import random_tensors, tiny_spec
+
+BLOCK_SIZE, NUM_BLOCKS = 8, 20
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
+"""Of ‖logits - expected‖ / ‖expected‖ after three layers: some ten roundings of each number, to
+2^-24, 2^-11 and 2^-8 of it, added at random, with a factor of about five for chance."""
+
+
+def tiny_model(dtype: torch.dtype, device: str, ops: ForwardOps | None) -> Llama:
+    """Return a model whose heads are 16 wide: kernels load 16 bytes at once."""
+    spec = dataclasses.replace(tiny_spec(), hidden_size=96, head_dim=16)
+    tensors = random_tensors(spec)
+    return Llama(spec, {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, ops)
+
+
+def pool_of(model: Llama) -> tuple[KVLayout, Tensor]:
+    """Return a layout and a pool of it, full of NaN."""
+    layout = KVLayout(
+        num_blocks=NUM_BLOCKS,
+        num_layers=model.spec.num_layers,
+        num_kv_heads=model.spec.num_kv_heads,
+        block_size=BLOCK_SIZE,
+        head_dim=model.spec.head_dim,
+        dtype="float32",
+    )
+    return layout, torch.full(layout.shape, float("nan"), dtype=model.dtype, device=model.device)
+
+
+def prompt(num_tokens: int, seed: int) -> list[int]:
+    """Return token ids of the tiny vocabulary."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(97, (num_tokens,), generator=generator).tolist()
+
+
+def relative_error(out: Tensor, expected: Tensor) -> float:
+    """Return ‖out - expected‖ / ‖expected‖; NaN where either has one."""
+    return float((out.double() - expected.double()).norm() / expected.double().norm())
+
+
+@torch.inference_mode()
+def check_decode_follows_prefill(
+    dtype: torch.dtype, device: str, ops: ForwardOps | None = None
+) -> None:
+    """Prefill two prompts, decode two more tokens of each; the logits are the whole prefill's.
+
+    One prompt's blocks are in the peer's pool but for the last, which decoding goes on in.
+    """
+    model = tiny_model(dtype, device, ops)
+    layout, own = pool_of(model)
+    peer = own.clone()
+    ids = [prompt(21, 1), prompt(9, 2)]
+    tables = [[3, 11, 7, 2], [15, 5, 1, 9]]
+    whole = build_batch(
+        [
+            SequenceStep(token_ids=tokens, start_position=0, block_table=table, sampling=None)
+            for tokens, table in zip(ids, tables, strict=True)
+        ],
+        layout,
+        model.device,
+        all_outputs=True,
+    )
+    expected = model.logits(model.forward(whole, own.clone()))
+
+    for tokens, table in zip(ids, tables, strict=True):
+        step = SequenceStep(
+            token_ids=tokens[:-2], start_position=0, block_table=table, sampling=None
+        )
+        model.forward(build_batch([step], layout, model.device), own)
+    block_tables = torch.tensor([*tables, [0] * 4], dtype=torch.int32, device=device)
+    moved = tables[0][:2]  # whole blocks; the third is where the 20th token goes
+    peer[moved], own[moved] = own[moved], float("nan")
+    block_tables[0, :2] = peer_entries(block_tables[0, :2])
+
+    model.prepare_decode(max_batch=3, max_context_len=4 * BLOCK_SIZE)
+    pools = PoolPair.of(own, peer)
+    for back in (2, 1):
+        positions = [len(tokens) - back for tokens in ids]
+        slots = [
+            table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+            for table, position in zip(tables, positions, strict=True)
+        ]
+
+        def column(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
+            return torch.tensor(values, dtype=dtype, device=device)
+
+        batch = DecodeBatch(
+            token_ids=column(*(tokens[-back] for tokens in ids), 0),
+            positions=column(*positions, 0),
+            slot_mapping=column(*slots, PAD_SLOT),
+            block_tables=block_tables,
+            context_lens=column(*(p + 1 for p in positions), 0, dtype=torch.int32),
+        )
+        logits = model.logits(model.decode(batch, pools))[:2]
+        rows = [len(ids[0]) - back, len(ids[0]) + len(ids[1]) - back]
+        error = relative_error(logits, expected[rows])
+        assert error < TOLERANCE[dtype], f"{back} tokens from the end: off by {error:.1e}"
+
+
+@torch.inference_mode()
+def check_output_rows(dtype: torch.dtype, device: str, ops: ForwardOps | None = None) -> None:
+    """The wanted rows equal those of all rows, and the pool is written whole either way."""
+    model = tiny_model(dtype, device, ops)
+    layout, kv = pool_of(model)
+    steps = [
+        SequenceStep(
+            token_ids=prompt(num_tokens, num_tokens),
+            start_position=0,
+            block_table=table,
+            sampling=sampling,
+        )
+        for num_tokens, table, sampling in (
+            (13, [1, 2], SamplingParams()),
+            (8, [3], None),
+            (5, [4], SamplingParams()),
+        )
+    ]
+    every_kv, no_kv = kv.clone(), kv.clone()
+    every = model.forward(build_batch(steps, layout, model.device, all_outputs=True), every_kv)
+    some = model.forward(build_batch(steps, layout, model.device), kv)
+    assert some.shape == (2, model.spec.hidden_size)
+    assert relative_error(some, every[[12, 25]]) < TOLERANCE[dtype]
+    none = model.forward(build_batch(steps[1:2], layout, model.device), no_kv)
+    assert none.shape == (0, model.spec.hidden_size)
+    assert torch.equal(kv.nan_to_num(), every_kv.nan_to_num())
+    assert relative_error(no_kv[3], kv[3]) < TOLERANCE[dtype]
