@@ -218,6 +218,8 @@ class Decoded:
             uid=credentials.uid,
             allowed_uids=self._allowed_uids(),
             fields=parts.host.fields,
+            backend="memfd",
+            device="cpu",
         ) or self._refuse_second(parts.desk)
         if refusal is not None:
             self._metrics.links_refused.labels(refusal.code).inc()

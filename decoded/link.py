@@ -19,6 +19,7 @@ from protocol.errors import InvalidMessageError
 from shared.clock import NS_PER_S
 from shared.daemon.keepalive import Keepalive, Verdict
 from shared.daemon.peer_watch import PeerWatch
+from shared.kv.path_kind import PathKind, bandwidth_floor_gb_s
 
 if TYPE_CHECKING:
     import asyncio
@@ -259,7 +260,9 @@ class LinkSession:
                 message,
                 fds,
                 layout=self._host.layout,
-                min_bandwidth_gb_s=self._service.config.link.min_bandwidth_gb_s,
+                min_bandwidth_gb_s=bandwidth_floor_gb_s(
+                    PathKind.SHARED_MEMORY, self._service.config.link.min_bandwidth_gb_s
+                ),
             )
         finally:
             self._is_mapping = False

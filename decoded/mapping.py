@@ -90,7 +90,9 @@ def map_pool(
         if message.pool_handle:
             return foreign_backend()
         pool = PeerPool(message, fds, layout)
-    except (PoolMappingError, LayoutError) as error:
+    except PoolMappingError as error:
+        return unmappable(str(error), error.fault)
+    except LayoutError as error:
         return unmappable(str(error))
     finally:
         close_all(fds)

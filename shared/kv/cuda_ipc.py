@@ -80,7 +80,7 @@ class CudaIpcPool(CudaPool):
         runtime = runtime or CupyRuntime.load()
         runtime.use_device(device)
         with ExitStack() as undo:
-            address = allocate(runtime, layout, undo)
+            address = allocate(runtime, layout, device, undo)
             handle, offset = export_memory(runtime, address, layout.pool_bytes)
             events = create_events(runtime, num_events, undo)
             export = PoolExport(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shared.kv.cuda_runtime import CupyRuntime
 from shared.kv.cuda_status import OUT_OF_MEMORY
 from shared.kv.errors import CudaCallError, PoolAllocationError, PoolClosedError, PoolInUseError
+from shared.kv.nvml import describe_holders, memory_holders
 from shared.kv.pool import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -115,23 +116,25 @@ class LocalCudaPool(CudaPool):
                 layout=layout,
                 runtime=runtime,
                 device=device,
-                address=allocate(runtime, layout, undo),
+                address=allocate(runtime, layout, device, undo),
                 undo=undo,
                 fill=fill,
             )
             return cls(memory, what="the local pool")
 
 
-def allocate(runtime: CudaRuntime, layout: KVLayout, undo: ExitStack) -> int:
-    """Return the address of new memory for a pool, on the current GPU.
+def allocate(runtime: CudaRuntime, layout: KVLayout, device: int, undo: ExitStack) -> int:
+    """Return the address of new memory for a pool.
 
     Args:
         runtime: CUDA.
         layout: The pool's shape.
+        device: Index of the GPU, which is the current one.
         undo: Gets the call that gives the memory back.
 
     Raises:
-        PoolAllocationError: There is no room.
+        PoolAllocationError: There is no room; it says who has it.  Where that is a daemon that is
+            just ending, a later try can succeed.
     """
     num_bytes = layout.pool_bytes
     try:
@@ -143,7 +146,7 @@ def allocate(runtime: CudaRuntime, layout: KVLayout, undo: ExitStack) -> int:
         raise PoolAllocationError(
             num_bytes=num_bytes,
             reason=f"{memory.free} of the GPU's {memory.total} bytes are free",
-            hint="ask for fewer blocks, or see by nvidia-smi who holds the rest",
+            hint=describe_holders(memory_holders(runtime.uuid(device))),
         ) from error
     undo.callback(runtime.free, address)
     return address
