@@ -13,9 +13,14 @@ import torch
 
 from shared.errors import EnvironmentUnsupportedError
 from shared.kv.cuda_driver import CudaDriver
+from shared.kv.cuda_preflight import inspect, require
+from shared.kv.errors import CudaCallError
+from shared.kv.machine_probe import MachineProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from shared.kv.cuda_preflight import Finding, Probe
 
 CPU = "cpu"
 
@@ -35,6 +40,9 @@ class Device:
         return torch.device(CPU) if self.index is None else torch.device("cuda", self.index)
 
 
+CPU_DEVICE = Device(name=CPU, index=None)
+
+
 class GpuList(Protocol):
     """The GPUs that this process sees; `CudaDriver` is one."""
 
@@ -43,6 +51,43 @@ class GpuList(Protocol):
 
     def device_uuid(self, index: int) -> str:
         """A GPU's identity, `GPU-…` or `MIG-…`."""
+
+
+def require_device(
+    text: str, *, peer: str, min_free_bytes: int = 0, probe: Probe | None = None
+) -> tuple[Device, list[Finding]]:
+    """Return the device that a daemon is to use, once nothing stands in its way.
+
+    Args:
+        text: What is configured for this daemon; see `resolve_device`.
+        peer: What is configured for the other one.  A name that means nothing in this process,
+            whose view may differ, is passed over: HELLO tells the UUID.
+        min_free_bytes: What this daemon is going to allocate at least.
+        probe: The machine; None looks at this one.
+
+    Returns:
+        The device, and what is worth a line in the log.
+
+    Raises:
+        EnvironmentUnsupportedError: The pool cannot work on it; the message names why, and the
+            hint what to do.
+    """
+    if text == CPU:
+        return resolve_device(text), []
+    probe = probe or MachineProbe()
+    try:
+        device = resolve_device(text, load=probe.gpus)
+    except CudaCallError:
+        # The driver's own words are often only that it does not start.
+        require(inspect(probe, device=text))
+        raise
+    try:
+        theirs = resolve_device(peer, load=probe.gpus).name
+    except EnvironmentUnsupportedError:
+        theirs = None
+    findings = inspect(probe, device=device.name, peer=theirs, min_free_bytes=min_free_bytes)
+    require(findings)
+    return device, findings
 
 
 def resolve_device(text: str, *, load: Callable[[], GpuList] = CudaDriver.load) -> Device:
@@ -57,7 +102,7 @@ def resolve_device(text: str, *, load: Callable[[], GpuList] = CudaDriver.load) 
         EnvironmentUnsupportedError: No GPU that this process sees is the one, or several are.
     """
     if text == CPU:
-        return Device(name=CPU, index=None)
+        return CPU_DEVICE
     gpus = load()
     uuids = [gpus.device_uuid(index) for index in range(gpus.num_devices())]
     if text.startswith("cuda"):

@@ -45,8 +45,3 @@ def path_kind(*, ours: str, theirs: str, is_nvlink: bool | None) -> PathKind:
     if ours == theirs:
         return PathKind.ONE_GPU
     return PathKind.NVLINK if is_nvlink else PathKind.PCIE
-
-
-def bandwidth_floor_gb_s(kind: PathKind, configured: float | None) -> float:
-    """Return the rate under which a mapping is refused; what is configured goes first."""
-    return FLOORS_GB_S[kind] if configured is None else configured

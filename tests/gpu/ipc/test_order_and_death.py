@@ -26,6 +26,7 @@ def test_reading_without_asking_the_event_reads_what_was_there_before(
     """The test of the test below: the write is late indeed."""
     export = pair.maker.do("create", layout, fill=-1.0)
     pair.reader.do("map", export, layout)
+    pair.reader.do("read", 5)  # loads the kernel, which takes longer than the writer spins
     stale = 0
     for value in range(ROUNDS):
         slot = pair.maker.do("write", 5, float(value), after_ms=SPIN_MS)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.daemon.devices import Device, resolve_device
+from shared.daemon.devices import Device, require_device, resolve_device
 from shared.errors import EnvironmentUnsupportedError
+from tests.support.fake_machine import Machine
 
 ONE = "GPU-aa00aa00-0000-1111-2222-333344445555"
 TWO = "GPU-aa11aa11-0000-1111-2222-333344445555"
@@ -75,3 +76,36 @@ def test_no_gpu_at_all_is_said_so() -> None:
     """As with a CUDA_VISIBLE_DEVICES that is empty or begins with a mistake."""
     with pytest.raises(EnvironmentUnsupportedError, match=r"sees: none; .*CUDA_VISIBLE_DEVICES"):
         resolve_device("cuda", load=Gpus)
+
+
+def test_a_device_without_a_fault_is_returned_with_what_is_worth_a_line() -> None:
+    device, notes = require_device(
+        "cuda:1", peer="cuda:0", probe=Machine(environ={"CUDA_MPS_PIPE_DIRECTORY": "/x"})
+    )
+    assert device == Device(name="GPU-two", index=1)
+    assert [note.code for note in notes] == ["mps"]
+
+
+def test_a_device_that_the_pool_cannot_use_stops_the_start() -> None:
+    """Before a model is loaded for minutes."""
+    with pytest.raises(EnvironmentUnsupportedError, match=r"no peer access .*; use one GPU"):
+        require_device("cuda:0", peer="cuda:1", probe=Machine(peers=False))
+
+
+def test_a_peer_that_this_process_cannot_name_is_passed_over() -> None:
+    """It may see other GPUs than we do."""
+    machine = Machine(uuids=("GPU-one",), peers=False)
+    device, notes = require_device("cuda:0", peer="cuda:1", probe=machine)
+    assert (device.index, notes) == (0, [])
+
+
+def test_a_driver_that_does_not_start_is_told_by_what_is_wrong() -> None:
+    """Its own words are `unknown error`."""
+    machine = Machine(driver_status=999, node_faults={"/dev/nvidia-uvm": "Operation not permitted"})
+    with pytest.raises(EnvironmentUnsupportedError, match="nvidia-uvm does not open: Operation"):
+        require_device("cuda", peer="cuda", probe=machine)
+
+
+def test_a_cpu_is_not_inspected() -> None:
+    machine = Machine(driver_status=999, torch_cuda=None)
+    assert require_device("cpu", peer="cpu", probe=machine) == (Device(name="cpu", index=None), [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.kv.path_kind import FLOORS_GB_S, PathKind, bandwidth_floor_gb_s, path_kind
+from shared.kv.path_kind import FLOORS_GB_S, PathKind, path_kind
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,6 @@ def test_the_kind_follows_the_devices(
 ) -> None:
     """A path that nobody can tell is held to the lower floor: no healthy one is refused."""
     assert path_kind(ours=ours, theirs=theirs, is_nvlink=is_nvlink) is kind
-
-
-def test_the_configured_floor_goes_first() -> None:
-    """Zero included: it takes whatever there is."""
-    assert bandwidth_floor_gb_s(PathKind.NVLINK, None) == 40.0
-    assert bandwidth_floor_gb_s(PathKind.PCIE, None) == 5.0
-    assert bandwidth_floor_gb_s(PathKind.NVLINK, 300.0) == 300.0
-    assert bandwidth_floor_gb_s(PathKind.NVLINK, 0.0) == 0.0
 
 
 def test_every_kind_has_a_floor() -> None:
