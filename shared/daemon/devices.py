@@ -20,7 +20,9 @@ from shared.kv.machine_probe import MachineProbe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shared.kv.cuda_preflight import Finding, Probe
+    from structlog.typing import FilteringBoundLogger
+
+    from shared.kv.cuda_preflight import Probe
 
 CPU = "cpu"
 
@@ -54,26 +56,23 @@ class GpuList(Protocol):
 
 
 def require_device(
-    text: str, *, peer: str, min_free_bytes: int = 0, probe: Probe | None = None
-) -> tuple[Device, list[Finding]]:
+    text: str, *, peer: str, log: FilteringBoundLogger, probe: Probe | None = None
+) -> Device:
     """Return the device that a daemon is to use, once nothing stands in its way.
 
     Args:
         text: What is configured for this daemon; see `resolve_device`.
         peer: What is configured for the other one.  A name that means nothing in this process,
             whose view may differ, is passed over: HELLO tells the UUID.
-        min_free_bytes: What this daemon is going to allocate at least.
+        log: Gets a line for what does not stand in the way and should be known.
         probe: The machine; None looks at this one.
-
-    Returns:
-        The device, and what is worth a line in the log.
 
     Raises:
         EnvironmentUnsupportedError: The pool cannot work on it; the message names why, and the
             hint what to do.
     """
     if text == CPU:
-        return resolve_device(text), []
+        return resolve_device(text)
     probe = probe or MachineProbe()
     try:
         device = resolve_device(text, load=probe.gpus)
@@ -85,9 +84,12 @@ def require_device(
         theirs = resolve_device(peer, load=probe.gpus).name
     except EnvironmentUnsupportedError:
         theirs = None
-    findings = inspect(probe, device=device.name, peer=theirs, min_free_bytes=min_free_bytes)
+    findings = inspect(probe, device=device.name, peer=theirs)
     require(findings)
-    return device, findings
+    for finding in findings:
+        log.warning("device.noted", code=finding.code, reason=str(finding))
+    log.info("device.chosen", device=text, uuid=device.name, index=device.index)
+    return device
 
 
 def resolve_device(text: str, *, load: Callable[[], GpuList] = CudaDriver.load) -> Device:

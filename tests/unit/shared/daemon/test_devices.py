@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 import torch
+from structlog.testing import capture_logs
 
 from shared.daemon.devices import Device, require_device, resolve_device
 from shared.errors import EnvironmentUnsupportedError
@@ -78,34 +80,44 @@ def test_no_gpu_at_all_is_said_so() -> None:
         resolve_device("cuda", load=Gpus)
 
 
-def test_a_device_without_a_fault_is_returned_with_what_is_worth_a_line() -> None:
-    device, notes = require_device(
-        "cuda:1", peer="cuda:0", probe=Machine(environ={"CUDA_MPS_PIPE_DIRECTORY": "/x"})
-    )
+def required(text: str, peer: str, machine: Machine) -> Device:
+    return require_device(text, peer=peer, log=structlog.get_logger(), probe=machine)
+
+
+def test_a_device_is_chosen_once_nothing_stands_in_its_way() -> None:
+    """And what should be known is told."""
+    machine = Machine(environ={"CUDA_MPS_PIPE_DIRECTORY": "/x"})
+    with capture_logs() as logs:
+        device = required("cuda:1", "cuda:0", machine)
     assert device == Device(name="GPU-two", index=1)
-    assert [note.code for note in notes] == ["mps"]
+    assert [(entry["event"], entry.get("code")) for entry in logs] == [
+        ("device.noted", "mps"),
+        ("device.chosen", None),
+    ]
+    assert logs[-1]["uuid"] == "GPU-two"
 
 
 def test_a_device_that_the_pool_cannot_use_stops_the_start() -> None:
     """Before a model is loaded for minutes."""
     with pytest.raises(EnvironmentUnsupportedError, match=r"no peer access .*; use one GPU"):
-        require_device("cuda:0", peer="cuda:1", probe=Machine(peers=False))
+        required("cuda:0", "cuda:1", Machine(peers=False))
 
 
 def test_a_peer_that_this_process_cannot_name_is_passed_over() -> None:
     """It may see other GPUs than we do."""
     machine = Machine(uuids=("GPU-one",), peers=False)
-    device, notes = require_device("cuda:0", peer="cuda:1", probe=machine)
-    assert (device.index, notes) == (0, [])
+    assert required("cuda:0", "cuda:1", machine).index == 0
 
 
 def test_a_driver_that_does_not_start_is_told_by_what_is_wrong() -> None:
     """Its own words are `unknown error`."""
     machine = Machine(driver_status=999, node_faults={"/dev/nvidia-uvm": "Operation not permitted"})
     with pytest.raises(EnvironmentUnsupportedError, match="nvidia-uvm does not open: Operation"):
-        require_device("cuda", peer="cuda", probe=machine)
+        required("cuda", "cuda", machine)
 
 
 def test_a_cpu_is_not_inspected() -> None:
     machine = Machine(driver_status=999, torch_cuda=None)
-    assert require_device("cpu", peer="cpu", probe=machine) == (Device(name="cpu", index=None), [])
+    with capture_logs() as logs:
+        assert required("cpu", "cpu", machine).index is None
+    assert logs == []
