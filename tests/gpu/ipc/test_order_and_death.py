@@ -8,7 +8,7 @@ import pytest
 
 from shared.kv.layout import KVLayout
 from tests.gpu.ipc.conftest import ALL_VISIBLE, Pair, Start
-from tests.gpu.ipc.processes import Process, WorkerError
+from tests.gpu.ipc.processes import WorkerError
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +17,7 @@ SPIN_MS = 20.0
 """Long against what a message takes."""
 
 TEARDOWN_S = 20.0
-"""Until the memory of a process that was killed must be back."""
+"""Until the memory of a reader that was killed must be back."""
 
 
 def test_reading_without_asking_the_event_reads_what_was_there_before(
@@ -77,10 +77,10 @@ def test_a_killed_writer_with_its_event_pending_hurts_nobody(
     assert pair.reader.do("ask_and_compute", slot) == (False, 1000.0)
     assert pair.reader.do("read", 5) == 1.0, "the mapping outlives its maker"
     with pytest.raises(WorkerError, match=r"PoolAllocationError.*bytes are free"):
-        successor.do("create", large)
+        successor.do("create", large, patience_s=0.0)
     closing_s = pair.reader.do("close_mapping")
     began_s = time.monotonic()
-    export = create_when_free(successor, large)
+    export = successor.do("create", large)
     print(f"\n{pair.place.name}: closed in {closing_s:.3f} s, ", end="")
     print(f"allocated {time.monotonic() - began_s:.3f} s later")
     assert closing_s < 1.0
@@ -105,14 +105,3 @@ def test_a_killed_reader_leaves_the_pool_alone(pair: Pair, start: Start, layout:
     ends_s = time.monotonic() + TEARDOWN_S
     while pair.maker.do("free_bytes")[pair.place.indices[0]] < before:
         assert time.monotonic() < ends_s, "the memory did not come back"
-
-
-def create_when_free(process: Process, layout: KVLayout) -> object:
-    """Create a pool as soon as a dying process has let go of its memory."""
-    ends_s = time.monotonic() + TEARDOWN_S
-    while True:
-        try:
-            return process.do("create", layout)
-        except WorkerError as error:
-            if error.kind != "PoolAllocationError" or time.monotonic() > ends_s:
-                raise
