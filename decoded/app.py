@@ -95,6 +95,7 @@ class Decoded:
         self._parts: _Parts | None = None
         """Once the model is loaded."""
         self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
+        service.attend(engine, num_requests=self._num_requests)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
@@ -134,6 +135,7 @@ class Decoded:
             num_blocks=config.decoded.num_blocks,
             memory_fraction=config.decoded.memory_fraction,
             device=device,
+            progress=service.loaded,
         )
         computing = await self._engine.run(make_decode_engine, host, device, config)
         allocator = BlockAllocator(host.layout.num_blocks)
@@ -204,6 +206,9 @@ class Decoded:
                 parts.allocator.check_integrity()
             has_link = any(session.is_open for session in parts.desk.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
+
+    def _num_requests(self) -> int:
+        return 0 if self._parts is None else len(self._parts.book.living)
 
     # --- who knocks --------------------------------------------------------------------------
 
