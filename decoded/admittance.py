@@ -29,7 +29,7 @@ UNMAPPABLE: dict[MappingFault, tuple[str, str]] = {
         "peer-access",
         "use one GPU for both daemons or another pair, and let both see both GPUs' device nodes",
     ),
-    MappingFault.EVENTS: ("shm", "let both daemons see one /dev/shm"),
+    MappingFault.EVENTS: ("shm", "run both daemons as one user who sees one /dev/shm"),
 }
 """Code and cure of what is wrong with a pool, where it is not its size."""
 
@@ -62,7 +62,8 @@ def judge_hello(
             "uid",
             ours=", ".join(map(str, sorted(allowed_uids))),
             theirs=uid,
-            message="run both daemons as one user, or set [decoded] link_uid",
+            message="run both daemons as one user"
+            + (", or set [decoded] link_uid" if backend == "memfd" else ""),
         )
     if hello.version != VERSION:
         return _refuse(

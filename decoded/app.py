@@ -299,6 +299,8 @@ class Decoded:
         return None
 
     def _allowed_uids(self) -> set[int]:
+        if self._service.config.pool.backend == "cuda":
+            return {os.geteuid()}  # CUDA's events do not open for another user, root included
         link_uid = self._service.config.decoded.link_uid
         return {os.geteuid(), 0} | ({link_uid} if link_uid is not None else set())
 

@@ -139,6 +139,13 @@ def test_what_cuda_cannot_cross_is_refused_before_anything_is_opened(
     assert refuse.message
 
 
+def test_a_cure_that_does_not_help_on_a_gpu_is_not_told_there() -> None:
+    """CUDA's events do not open for another user, whatever is configured."""
+    for refuse, is_told in ((judge(uid=6), True), (judge_gpu(uid=6), False)):
+        assert refuse is not None
+        assert ("link_uid" in refuse.message) is is_told
+
+
 def test_one_part_of_a_gpu_may_serve_both() -> None:
     assert judge_gpu("MIG-a", device="MIG-a") is None
 
