@@ -13,6 +13,7 @@ from protocol.errors import InvalidMessageError
 from protocol.limits import VERSION
 from shared.daemon.fingerprint import first_difference
 from shared.kv.errors import MappingFault
+from shared.ops.token_bitmap import bitmap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -269,9 +270,25 @@ def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab
         )
     if request.sampling.seed is None:
         raise InvalidMessageError("handoff: the seed is not resolved")
-    if max(request.ids) >= vocab_size:
+    named = max([*request.ids, *request.stop_ids, *(e.id for e in request.sampling.logit_bias)])
+    if named >= vocab_size:
         raise InvalidMessageError(
-            f"handoff: token id {max(request.ids)} is outside the vocabulary of {vocab_size}"
+            f"handoff: token id {named} is outside the vocabulary of {vocab_size}"
+        )
+    _check_sampling(request, vocab_size)
+
+
+def _check_sampling(request: wire.RequestState, vocab_size: int) -> None:
+    """Hold what sampling depends on against the model and the answer so far."""
+    if request.prompt_set and len(request.prompt_set) != bitmap_bytes(vocab_size):
+        raise InvalidMessageError(
+            f"handoff: a set of tokens of {len(request.prompt_set)} bytes is not one of a "
+            f"vocabulary of {vocab_size}"
+        )
+    num_held = len(request.ids) - request.delivered if request.logprobs is not None else 0
+    if len(request.held_logprobs) != num_held:
+        raise InvalidMessageError(
+            f"handoff: {len(request.held_logprobs)} log-probabilities of {num_held} held ids"
         )
 
 

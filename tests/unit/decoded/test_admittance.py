@@ -215,6 +215,7 @@ LAYOUT = KVLayout(
 )
 NUM_SLOTS = 4
 VOCAB = 100
+LOGPROB = wire.TokenLogprob(logprob=-1.0, top_ids=[], top_logprobs=[])
 
 
 def test_a_chunk_within_the_pool_is_believed() -> None:
@@ -249,6 +250,7 @@ def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
     check(ids=[41, 42, 43], num_tokens=12, resumed=2, delivered=3)
     check(prompt_tokens=17, num_tokens=17, blocks=[1, 2], total_blocks=2, max_tokens=15)
     check(ids=[VOCAB - 1])
+    check(prompt_set=bytes(13), logprobs=2, delivered=0, held_logprobs=[LOGPROB])
 
 
 @pytest.mark.parametrize(
@@ -268,6 +270,14 @@ def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
         ({"delivered": 2}, "2 of 1 ids cannot have been delivered"),
         ({"sampling": wire.Sampling()}, "the seed is not resolved"),
         ({"ids": [VOCAB]}, "token id 100 is outside the vocabulary of 100"),
+        ({"stop_ids": [VOCAB]}, "token id 100 is outside the vocabulary of 100"),
+        (
+            {"sampling": wire.Sampling(seed=1, logit_bias=[wire.LogitBias(id=VOCAB, bias=1.0)])},
+            "token id 100 is outside the vocabulary of 100",
+        ),
+        ({"prompt_set": bytes(12)}, "a set of tokens of 12 bytes is not one of a vocabulary of"),
+        ({"logprobs": 2, "delivered": 0}, "0 log-probabilities of 1 held ids"),
+        ({"held_logprobs": [LOGPROB]}, "1 log-probabilities of 0 held ids"),
     ],
 )
 def test_a_handoff_that_contradicts_pool_model_or_itself_is_refused(
