@@ -7,13 +7,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.admittance import judge_hello, link_busy
+from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
 from decoded.decode_engine import make_decode_engine
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
 from decoded.overview import Overview
+from decoded.refusals import link_busy
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
