@@ -64,7 +64,7 @@ def running_pair(model: str, devices: tuple[str, str], **settings: object) -> It
                 print(f"{model} on {devices}: {time.monotonic() - began_s:.0f} s", flush=True)
                 yield pair
         except BaseException:
-            print(pair.tail(30), flush=True)
+            print(pair.tail(4), flush=True)
             raise
 
 
@@ -98,7 +98,7 @@ def handover_figures(
     return figures
 
 
-def batch_itl_ms(clients: Clients, batch: int, *, num_tokens: int = 160) -> float:
+def batch_itl_ms(clients: Clients, batch: int, *, num_tokens: int = 300) -> float:
     """Return the median gap between tokens while `batch` streams of 1,000-token prompts run."""
     asks = [
         Ask(num_prompt_tokens=1000, num_tokens=num_tokens, seed=batch * 1000 + number)
@@ -170,7 +170,7 @@ def two_gpus(devices: tuple[str, str], *, is_quick: bool) -> Figures:
         figures["handoff_adopt_us_p50"] = percentile(adopt_us(pair), 50)
         figures["itl_ms_bs16"] = batch_itl_ms(clients, 16)
         num_lines = len(pair.log("prefilld"))
-        figures["itl_ms_bs64"] = batch_itl_ms(clients, 64)
+        figures["itl_ms_bs64"] = batch_itl_ms(clients, 64, num_tokens=700)
         figures["handoff_adopt_us_p99_bs64"] = percentile(adopt_us(pair, num_lines), 99)
         figures |= interference(clients, seconds=3.0 if is_quick else 6.0)
         if not is_quick:
