@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,10 +113,10 @@ def batch_itl_ms(clients: Clients, batch: int, *, num_tokens: int = 300) -> floa
 
 def _itls_within(heard: Sequence[Heard], begin_ns: int, end_ns: int) -> list[float]:
     return [
-        (b - a) / 1e6
+        (later - earlier) / 1e6
         for each in heard
-        for a, b in zip(each.token_ns[1:], each.token_ns[2:], strict=False)
-        if begin_ns <= a and b <= end_ns
+        for earlier, later in pairwise(each.token_ns[1:])
+        if begin_ns <= earlier and later <= end_ns
     ]
 
 
@@ -132,9 +133,8 @@ def interference(clients: Clients, *, seconds: float = 6.0) -> Figures:
     running = [each for each in heard if len(each.token_ns) > 2]
     prompts = [each for each in heard if len(each.token_ns) == 2]
     begin_ns = min(each.sent_ns for each in prompts)
-    end_ns = min(
-        min(each.token_ns[-1] for each in running), max(each.token_ns[-1] for each in prompts)
-    )
+    last_prompt_ns = max(each.token_ns[-1] for each in prompts)
+    end_ns = min(last_prompt_ns, *(each.token_ns[-1] for each in running))
     itls = _itls_within(running, begin_ns, end_ns)
     before = _itls_within(running, max(each.token_ns[1] for each in running), begin_ns)
     return {
