@@ -110,8 +110,11 @@ class Llama:
             if is_last and rows == ():
                 return residual[:0]
             if is_last and rows is not None and len(rows) < num_tokens:
-                chosen = list(rows)
-                query, residual = query[chosen], residual[chosen]
+                # Slices, since a list of indices would be copied to a GPU, and waited for.
+                query, residual = (
+                    torch.cat([numbers[row : row + 1] for row in rows])
+                    for numbers in (query, residual)
+                )
                 spans = tuple(row_spans(spans, rows, block_size=kv.shape[4]))
             attended = ops.prefill_attention(query, kv_layer, spans, scale=spec.head_dim**-0.5)
             ops.add_linear(residual, attended.flatten(1), layer.o)
@@ -155,7 +158,7 @@ class Llama:
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
             qkv = ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv)
-            attended = ops.decode_attention(
+            attended = ops.decode_step(
                 qkv.view(num_rows, -1, spec.head_dim),
                 cos,
                 sin,
@@ -181,7 +184,7 @@ class Llama:
             [num_rows] int64.
         """
         if self._greedy_head is None:
-            return self.logits(hidden).argmax(-1)
+            return self._ops.argmax(self.logits(hidden))
         return self._greedy_head.argmax(rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps))
 
     def logits(self, hidden: Tensor) -> Tensor:
