@@ -127,9 +127,9 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     key = (key.to(tl.float32) * turn + key_partner.to(tl.float32) * swapped_turn).to(key.dtype)
     value = tl.load(newest_key + num_kv_heads * HEAD_DIM + dim, mask=is_new_dim, other=0.0)
     slot = tl.load(slot_mapping + sequence)
-    place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + head_offset + (slot % BLOCK_SIZE) * HEAD_DIM
+    new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + head_offset + (slot % BLOCK_SIZE) * HEAD_DIM
     is_written = is_new_dim & (slot != PAD)
-    target = (own_base + place * ITEM_BYTES).to(pointer) + dim
+    target = (own_base + new_place * ITEM_BYTES).to(pointer) + dim
     tl.store(target, key, mask=is_written)
     tl.store(target + KV_STRIDE, value, mask=is_written)
     is_newest = token == newest
