@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "config": "Show the configuration and where each value came from.",
     "generate": "Answer a prompt.",
     "model": "Fetch, list and describe models.",
+    "probe": "Ask whether a daemon still works.",
     "status": "Show what both daemons are doing.",
     "up": "Run both daemons in the foreground.",
 }

@@ -35,9 +35,7 @@ def check_setting(setting: Setting) -> object:
             f"{shown} is not allowed", hint=f"expected {allowed(expected)}"
         ) from error
     if reason := REFUSED.get((setting.key, value)):
-        raise ConfigError(
-            f"{shown} is not allowed: {reason}", hint=f"expected {allowed(expected)}"
-        )
+        raise ConfigError(f"{shown} is not allowed: {reason}", hint=f"expected {allowed(expected)}")
     return value
 
 
