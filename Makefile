@@ -79,8 +79,8 @@ check: lint types layers unit ## The quick part of `test`
 test: lint types layers ## Everything that needs no GPU; what CI runs
 	$(BIN)/pytest -q -m "not gpu"
 
-test-systemd: dev ## The service under a real systemd, booted in a container; needs root
-	$(BIN)/pytest -q -m systemd tests/systemd
+test-systemd: dev ## The service under a real systemd, the pod in namespaces; needs root
+	$(BIN)/pytest -q -m systemd tests/systemd tests/kubernetes
 
 bench: dev ## Measure on this machine; CPU figures are ratios within one run
 	$(BIN)/python -m tests.benchmarks

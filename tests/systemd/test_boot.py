@@ -179,19 +179,16 @@ def test_a_wedged_engine_thread_is_killed_by_the_watchdog(serving: Machine) -> N
 
 def test_a_restart_of_prefilld_fails_no_client(serving: Machine) -> None:
     """Those that are let in are served first, those that come later wait on the socket."""
+    pid = serving.main_pid("prefilld")
     with streams(serving) as running:
         restart = serving.start("systemctl", "restart", "prefilld")
-        clients = []
-        while restart.poll() is None or len(clients) < NUM_STREAMS:
-            clients.append(
-                serving.start("kvpair", "generate", "--max-tokens=4", "hello", user="member")
-            )
-            if len(clients) >= NUM_STREAMS:
-                restart.wait(timeout=60)
-        for client in clients:
-            client.communicate(timeout=60)
-        assert [client.returncode for client in clients] == [0] * len(clients)
+        ask = ("kvpair", "generate", "--max-tokens=4", "hello")
+        clients = [serving.start(*ask, user="member") for _ in range(NUM_STREAMS)]
+        for process in (restart, *clients):
+            process.communicate(timeout=60)
+            assert process.returncode == 0
         assert running.end() == [WHOLE] * NUM_STREAMS
+    assert serving.main_pid("prefilld") != pid
 
 
 def test_a_reload_takes_what_it_can_and_names_the_rest(serving: Machine) -> None:
