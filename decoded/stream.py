@@ -72,6 +72,13 @@ class ClientStream:
         """Whether the connection has ended."""
         return self._is_closed
 
+    @property
+    def unsent_since_s(self) -> float | None:
+        """Since when the client has taken no byte of what waits for it; None where nothing does."""
+        if self._socket is None or self._socket.is_flushed:
+            return None
+        return self._progress_s
+
     def activate(self) -> None:
         """The connection is ours: read it, and send what is pending."""
         if self._descriptor is None or self._is_closed:

@@ -15,7 +15,7 @@ from protocol.errors import RequestError
 from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
 from shared.daemon.listening import Door
-from shared.daemon.status import pool_status
+from shared.daemon.metrics_http import metrics_over_http
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
 
@@ -43,8 +43,12 @@ async def run(service: Service, listener: Listener) -> None:
     """Run prefilld until it was told to stop and has finished what it had begun."""
     engine = EngineThread(num_threads=service.config.prefilld.threads)
     app = Prefilld(service, engine, listener)
+    scrapers = metrics_over_http(
+        service.metrics, name=service.name, resolved=service.resolved, log=service.log
+    )
     try:
-        await app.serve()
+        async with scrapers:
+            await app.serve()
     finally:
         app.close()
         await engine.stop(grace_s=ENGINE_GRACE_S)
@@ -88,6 +92,7 @@ class Prefilld:
             on_link_change=self._on_link_change,
             turns_away=self._turns_away,
         )
+        parts.overview.declare(self._service.metrics)
         self._service.spawn(parts.serving.prefill_loop(), name="prefill")
         self._service.spawn(parts.link.keep(), name="link")
         self._service.spawn(self._sweep(parts), name="sweep")
@@ -225,15 +230,11 @@ class Prefilld:
         status = self._service.status() | {
             "epoch": self._epoch.hex(),
             "decoded_socket": self._service.config.decoded.socket,
-            "device": "cpu",
+            "device": self._service.config.prefilld.device,
             "model": self._service.config.model.path,
         }
         parts = self._parts
         if parts is None:
-            return status | dict.fromkeys(("fingerprint", "pool", "queue", "link"))
-        return status | {
-            "fingerprint": parts.host.fingerprint,
-            "pool": pool_status(parts.allocator, parts.host.layout),
-            "queue": parts.serving.queue_status(),
-            "link": parts.link.status(),
-        }
+            return status | dict.fromkeys(("fingerprint", "pool", "queue", "link", "requests"))
+        told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
+        return status | told | parts.overview.status()

@@ -180,6 +180,7 @@ class PrefillLink:
 
     def _open(self, link: MessageSocket, welcome: wire.Welcome, mapped: wire.Mapped) -> None:
         config = self._service.config.link
+        self._metrics.link_opened(before=self._welcome, now=welcome)
         self._state, self._handshake, self._is_parting = "open", None, False
         self._welcome, self._bandwidth_gb_s, self._rtt_us = welcome, mapped.bandwidth_gb_s, None
         self._keepalive = Keepalive(
@@ -187,7 +188,6 @@ class PrefillLink:
             timeout_s=config.ping_timeout_s,
             now_s=self._now_s(),
         )
-        self._metrics.links.inc()
         self._service.log.info(
             "link.opened",
             peer_pid=welcome.instance.pid,

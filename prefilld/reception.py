@@ -64,12 +64,18 @@ class Reception:
         )
         # One thread: a long prompt takes long to tokenise, and must not hold up the loop.
         self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
-        self._num_judging = 0
+        self._judging_since_s: list[float] = []
+        """When each request came that is being judged, or waits to be, on the monotonic clock."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is being judged."""
-        return self._num_judging == 0
+        return not self._judging_since_s
+
+    @property
+    def judging_since_s(self) -> list[float]:
+        """When each request came that is being judged, or waits to be, on the monotonic clock."""
+        return list(self._judging_since_s)
 
     async def generate(self, client: Client, message: wire.Generate) -> None:
         """Judge a request and queue it; every failure is told to its client."""
@@ -97,14 +103,15 @@ class Reception:
             raise RequestError(
                 "draining", "prefilld is shutting down; its successor will answer", retryable=True
             )
-        if self._num_judging + self._serving.num_waiting >= self._max_waiting:
+        if len(self._judging_since_s) + self._serving.num_waiting >= self._max_waiting:
             raise self._busy()
-        self._num_judging += 1
+        came_s = self._service.clock.monotonic_ns() / NS_PER_S
+        self._judging_since_s.append(came_s)
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._judges, judge, message, self._bounds())
         finally:
-            self._num_judging -= 1
+            self._judging_since_s.remove(came_s)
 
     def _accept(self, client: Client, prompt: Prompt, request_id: str, arrived_ns: int) -> None:
         request = Request(

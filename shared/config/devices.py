@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from shared.config.schema import DEFAULT_CPU_BLOCKS, DEFAULT_MEMORY_FRACTION, Config
+from shared.config.schema import (
+    DEFAULT_CPU_BLOCKS,
+    DEFAULT_MAX_BATCHES,
+    DEFAULT_MEMORY_FRACTION,
+    DEFAULT_TOKEN_BUDGETS,
+    Config,
+)
 from shared.errors import ConfigError
 
 CPU = "cpu"
@@ -17,9 +23,13 @@ def with_device_defaults(config: Config) -> Config:
     """Put numbers and names in place of what is left open and the devices decide.
 
     `pool.backend = "auto"` becomes what both devices share; `num_blocks = 0` a number on a CPU,
-    and stays 0 on a GPU, whose free memory only its daemon sees; `memory_fraction = 0` a share.
+    and stays 0 on a GPU, whose free memory only its daemon sees; `memory_fraction = 0` a share;
+    `token_budget = 0` and `max_batch = 0` what suits a device of the kind.
     """
     prefilld, decoded, pool = config.prefilld, config.decoded, config.pool
+    prefill_kind, decode_kind = (
+        "cpu" if device == CPU else "gpu" for device in (prefilld.device, decoded.device)
+    )
     fraction = DEFAULT_MEMORY_FRACTION / (2 if names_one_gpu(config) else 1)
     if prefilld.device == CPU:
         pool = replace(pool, num_blocks=pool.num_blocks or DEFAULT_CPU_BLOCKS)
@@ -30,8 +40,16 @@ def with_device_defaults(config: Config) -> Config:
     return replace(
         config,
         pool=pool,
-        prefilld=replace(prefilld, memory_fraction=prefilld.memory_fraction or fraction),
-        decoded=replace(decoded, memory_fraction=decoded.memory_fraction or fraction),
+        prefilld=replace(
+            prefilld,
+            memory_fraction=prefilld.memory_fraction or fraction,
+            token_budget=prefilld.token_budget or DEFAULT_TOKEN_BUDGETS[prefill_kind],
+        ),
+        decoded=replace(
+            decoded,
+            memory_fraction=decoded.memory_fraction or fraction,
+            max_batch=decoded.max_batch or DEFAULT_MAX_BATCHES[decode_kind],
+        ),
     )
 
 

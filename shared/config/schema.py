@@ -34,6 +34,8 @@ Device = Annotated[
 MemoryFraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 DEFAULT_MEMORY_FRACTION = 0.85
 """What is left is for a step's own tensors and for CUDA graphs."""
+DEFAULT_TOKEN_BUDGETS = {"cpu": 512, "gpu": 2048}
+DEFAULT_MAX_BATCHES = {"cpu": 32, "gpu": 128}
 Threads = Annotated[int, Meta(ge=0, le=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -80,14 +82,17 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     memory_fraction: MemoryFraction = 0.0
     """Share of the GPU's memory, as free after the weights, that a pool of `num_blocks = 0` takes.
     0: 0.85, or half of that where both daemons name one GPU."""
-    token_budget: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
-    """Prompt tokens a step.  Fewer let short prompts pass long ones, more waste less on steps."""
+    token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """Prompt tokens a step.  Fewer let short prompts pass long ones, and leave less to hand over
+    when the last are computed; more waste less on steps.  0: 512 on a CPU, 2,048 on a GPU."""
     max_waiting: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     """Requests that may queue before new ones are told `busy`."""
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 8
     """Prompts in prefill at once: each holds blocks while it shares the token budget."""
     threads: Threads = 0
     """Compute threads.  0 takes half the cores, since the pair shares the machine."""
+    metrics: Text | None = None
+    """Tell metrics over HTTP as well: `127.0.0.1:9464`, or the path of a Unix socket."""
 
 
 class DecodedConfig(Section, frozen=True, kw_only=True):
@@ -104,10 +109,13 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     num_blocks: NumBlocks = 0
     """Of decoded's own pool, into which blocks are pulled; on a CPU its memory is taken as it is
     written.  0: as for prefilld's."""
-    max_batch: Annotated[int, Meta(ge=1, le=4096)] = 32
-    """Sequences a step.  The pool holds about 25 of the default length at once."""
+    max_batch: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Sequences a step.  0: 32 on a CPU, whose pool holds about 25 of the default length; 128 on a
+    GPU."""
     threads: Threads = 0
     """Compute threads, as for prefilld."""
+    metrics: Text | None = None
+    """As for prefilld, at an address of its own: `127.0.0.1:9465`."""
     link_uid: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
     """A user, beside root and decoded's own, whose prefilld may open the link."""
 

@@ -35,6 +35,9 @@ class Device:
         return torch.device(CPU) if self.index is None else torch.device("cuda", self.index)
 
 
+CPU_DEVICE = Device(name=CPU, index=None)
+
+
 class GpuList(Protocol):
     """The GPUs that this process sees; `CudaDriver` is one."""
 
@@ -57,7 +60,7 @@ def resolve_device(text: str, *, load: Callable[[], GpuList] = CudaDriver.load) 
         EnvironmentUnsupportedError: No GPU that this process sees is the one, or several are.
     """
     if text == CPU:
-        return Device(name=CPU, index=None)
+        return CPU_DEVICE
     gpus = load()
     uuids = [gpus.device_uuid(index) for index in range(gpus.num_devices())]
     if text.startswith("cuda"):

@@ -22,7 +22,13 @@ from typing import Protocol, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-from shared.logs.processors import cap_values, console_renderer, render_json, stamp
+from shared.logs.processors import (
+    cap_values,
+    console_renderer,
+    never_raising,
+    render_json,
+    stamp,
+)
 from shared.logs.writer import LogWriter
 
 __all__ = ["LogWriter", "configure", "get_logger", "set_level"]
@@ -83,9 +89,7 @@ def configure(
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             stamping,
-            structlog.processors.format_exc_info,
-            cap_values,
-            render,
+            never_raising([structlog.processors.format_exc_info, cap_values, render], render),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         context_class=dict,

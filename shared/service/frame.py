@@ -71,7 +71,7 @@ class Service:
         self.resolved = resolved
         """Replaced as a whole when the configuration is read again: hold nothing of `limits`."""
         self.clock = clock
-        self.metrics = Metrics()
+        self.metrics = Metrics(name)
         self.log = logs.get_logger()
         self.draining = asyncio.Event()
         """Set once the daemon was told to stop."""
@@ -98,6 +98,13 @@ class Service:
             "Log lines that could not be written.",
             lambda: writer.num_dropped,
         )
+        self.metrics.gauges_from(
+            "kvpair_state",
+            "1 for the state that the daemon is in, 0 for all others.",
+            "state",
+            lambda: {state.value: float(state is self.state) for state in DaemonState},
+        )
+        self.metrics.gauge("kvpair_build_info", "Always 1.", ["version"]).labels(__version__).set(1)
 
     @property
     def config(self) -> Config:

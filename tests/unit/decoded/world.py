@@ -19,6 +19,7 @@ from decoded.visitor import Visitor
 from protocol import messages as wire
 from protocol.limits import VERSION
 from protocol.states import Role
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, sampling_params
 from shared.engine.batch import SequenceStep
@@ -267,6 +268,7 @@ class World:
             service=self.service,
             engine=self.engine,
             host=self.host,
+            device=CPU_DEVICE,
             socket=visitor.socket,
             hello=hello,
             pid=visitor.credentials.pid,

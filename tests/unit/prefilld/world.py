@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from prefilld.admission import Bounds
 from prefilld.handoff import HandoffDesk
 from prefilld.metrics import PrefillMetrics
+from prefilld.overview import Overview
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol import messages as wire
@@ -89,6 +90,14 @@ class World:
             turns_away=service.draining.is_set,
         )
         self.link = Link()
+        self.overview = Overview(
+            serving=self.serving,
+            reception=self.reception,
+            allocator=self.allocator,
+            layout=layout,
+            link_status=lambda: {"state": "open"},
+            clock=service.clock,
+        )
 
     def start(self) -> None:
         """Begin to compute."""
