@@ -145,6 +145,8 @@ class Prefilld:
 
     def _on_link_change(self) -> None:
         is_open = self._parts is not None and self._parts.link.is_open
+        if self._parts is not None and not is_open:
+            self._parts.serving.end_poisoned()
         self._service.set_state(DaemonState.SERVING if is_open else DaemonState.WAITING)
 
     async def _sweep(self, parts: Parts) -> None:

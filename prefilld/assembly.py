@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
+from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
@@ -105,12 +106,14 @@ async def assemble(
         log=service.log,
         metrics=metrics,
     )
+    casualties = Casualties()
     serving = Serving(
         service=service,
         prefiller=parts.prefiller,
         engine=engine,
         allocator=allocator,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
     )
     desk.attach(serving)
@@ -127,6 +130,7 @@ async def assemble(
         service=service,
         exported=exported,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
         on_change=on_link_change,
     )
@@ -134,6 +138,7 @@ async def assemble(
         service=service,
         host=host,
         serving=serving,
+        casualties=casualties,
         metrics=metrics,
         bounds=lambda: _bounds(service.config, link, num_blocks),
         turns_away=turns_away,

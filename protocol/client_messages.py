@@ -45,7 +45,8 @@ class Sampling(Part, frozen=True, kw_only=True):
 class Resume(Part, frozen=True, kw_only=True):
     """What a client already has of an answer that was cut off."""
 
-    attempt: Annotated[int, Meta(ge=1, le=100)]
+    attempt: Annotated[int, Meta(ge=1, le=limits.MAX_ATTEMPT)]
+    """Which resumption of the answer this is."""
     seed: Seed
     fingerprint: Annotated[str, Meta(min_length=1, max_length=128)]
     """The model fingerprint that ACCEPTED gave; another model is `model-changed`."""

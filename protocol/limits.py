@@ -55,6 +55,9 @@ MAX_STOP_IDS = 256
 MAX_TOP_K = 1 << 20
 MAX_TEMPERATURE = 100.0
 
+MAX_ATTEMPT = 100
+"""Largest count of an answer's resumptions; clients give up long before it, and then keep it."""
+
 MAX_SEED = (1 << 63) - 1
 """Seeds are non-negative and fit a signed 64-bit integer, as torch and TOML both want."""
 
