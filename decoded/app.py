@@ -20,7 +20,7 @@ from decoded.sequences import SequenceBook
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
-from shared.daemon.devices import Device, resolve_device
+from shared.daemon.devices import Device, require_device
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
 from shared.daemon.metrics_http import metrics_over_http
@@ -126,7 +126,9 @@ class Decoded:
 
     async def _load(self) -> None:
         service, config = self._service, self._service.config
-        device = await self._engine.run(resolve_device, config.decoded.device)
+        device = await self._engine.run(
+            require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
+        )
         host = await self._engine.run(
             load_model_host,
             config,
@@ -251,6 +253,8 @@ class Decoded:
             uid=credentials.uid,
             allowed_uids=self._allowed_uids(),
             fields=parts.host.fields,
+            backend="memfd" if parts.device.index is None else "cuda",
+            device=parts.device.name,
         ) or self._refuse_second(parts.desk)
         if refusal is not None:
             self._metrics.links_refused.labels(refusal.code).inc()

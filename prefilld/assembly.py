@@ -16,7 +16,7 @@ from prefilld.prefill_engine import make_prefill_engine
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
-from shared.daemon.devices import resolve_device
+from shared.daemon.devices import require_device
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.kv.allocator import BlockAllocator
@@ -74,10 +74,13 @@ async def assemble(
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
         ChatTemplateError: The model's template is broken.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
         PoolAllocationError: There is no room for the pool.
     """
     config = service.config
-    device = await engine.run(resolve_device, config.prefilld.device)
+    device = await engine.run(
+        require_device, config.prefilld.device, peer=config.decoded.device, log=service.log
+    )
     host = await engine.run(
         load_model_host,
         config,

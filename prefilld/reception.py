@@ -147,6 +147,7 @@ class Reception:
             assembler=AnswerAssembler(
                 self._host.tokenizer.token_bytes,
                 max_tokens=prompt.max_tokens,
+                min_tokens=prompt.min_tokens,
                 stop_ids=frozenset(prompt.stop_ids),
                 stop_strings=prompt.stop,
             ),

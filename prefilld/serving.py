@@ -22,6 +22,7 @@ from prefilld.scheduler import Chunk, Scheduler
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.clock import NS_PER_S
+from shared.daemon.sampling import wire_logprob
 
 if TYPE_CHECKING:
     from prefilld.casualties import Casualties
@@ -198,11 +199,15 @@ class Serving:
     def _first_token(self, request: Request, token_id: int) -> None:
         request.first_token_ns = self._now_ns()
         request.answer_ids.append(token_id)
+        if request.history is not None:
+            request.held_logprobs += map(wire_logprob, request.history.logprobs)
         self._metrics.first_token(request)
         piece = request.assembler.push(token_id)
         has_text = bool(piece.ids or piece.text)
         if has_text and (request.prompt.stream or piece.finish is not None):
-            request.client.send(piece_message(piece))
+            asked = request.prompt.logprobs is not None
+            request.client.send(piece_message(piece, request.held_logprobs if asked else None))
+            request.held_logprobs = []
             request.delivered = piece.index + len(piece.ids)
         if piece.finish is not None:
             self._end(request, piece.finish)
