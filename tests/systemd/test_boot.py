@@ -264,9 +264,13 @@ def test_the_journal_holds_json_only_and_no_secret(serving: Machine) -> None:
     assert "secret words" not in serving.run("journalctl", "-o", "cat")
 
 
-def test_uninstalling_leaves_configuration_and_cache_only(machine: Machine) -> None:
-    machine.unmount_packages()
-    machine.run("make", "-C", SOURCE, "uninstall-system")
-    assert machine.ask("ls", "/opt/kvpair", "/usr/local/bin/kvpair").stdout == ""
-    assert machine.property("prefilld.service", "LoadState") == "not-found"
-    assert machine.run("ls", "/etc/kvpair") == "kvpair.env\nkvpair.toml"
+def test_uninstalling_stops_the_service_and_leaves_configuration_and_cache(
+    serving: Machine,
+) -> None:
+    serving.unmount_packages()
+    serving.run("make", "-C", SOURCE, "uninstall-system")
+    assert serving.ask("ls", "/opt/kvpair", "/usr/local/bin/kvpair").stdout == ""
+    for unit in SERVICES:
+        shown = serving.show(unit, "LoadState", "ActiveState")
+        assert shown == {"LoadState": "not-found", "ActiveState": "inactive"}
+    assert serving.run("ls", "/etc/kvpair") == "kvpair.env\nkvpair.toml"
