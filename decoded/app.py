@@ -7,13 +7,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.admittance import judge_hello, link_busy
+from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
 from decoded.decode_engine import make_decode_engine
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
 from decoded.overview import Overview
+from decoded.refusals import link_busy
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
@@ -21,6 +22,7 @@ from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
 from shared.daemon.devices import Device, require_device
+from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
 from shared.daemon.metrics_http import metrics_over_http
@@ -100,6 +102,7 @@ class Decoded:
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
         await self._load()
+        freeze_startup_objects()
         assert self._parts is not None
         self._service.spawn(self._sweep(self._parts), name="sweep")
         self._service.set_state(DaemonState.WAITING)
@@ -299,6 +302,8 @@ class Decoded:
         return None
 
     def _allowed_uids(self) -> set[int]:
+        if self._service.config.pool.backend == "cuda":
+            return {os.geteuid()}  # CUDA's events do not open for another user, root included
         link_uid = self._service.config.decoded.link_uid
         return {os.geteuid(), 0} | ({link_uid} if link_uid is not None else set())
 
