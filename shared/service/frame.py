@@ -32,7 +32,7 @@ from shared.service.heartbeat import Engine
 from shared.service.notify import Notifier
 from shared.service.reload import reload_config
 from shared.service.standing import Standing
-from shared.service.states import DaemonName, DaemonState
+from shared.states import DaemonName, DaemonState
 from shared.version import __version__
 
 __all__ = ["DaemonName", "DaemonState", "Service"]
@@ -154,6 +154,7 @@ class Service:
             "version": __version__,
             "uptime_s": round((self.clock.monotonic_ns() - self._started_ns) / NS_PER_S, 3),
             "pid": os.getpid(),
+            "silent_s": round(self._standing.heartbeat.silent_s, 3),
             "counters": self.metrics.snapshot(),
         }
 
