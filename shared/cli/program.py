@@ -24,7 +24,7 @@ COMMANDS: dict[str, str] = {
     "metrics": "Print both daemons' metrics in Prometheus' text format.",
     "model": "Fetch, list and describe models.",
     "status": "Show what both daemons are doing.",
-    "top": "Watch both daemons: rates, latencies, pools, queues, running requests.",
+    "top": "Watch both daemons, live.",
     "up": "Run both daemons in the foreground.",
 }
 """Every sub-command with its first line of help, told without importing its module.

@@ -49,7 +49,9 @@ PAUSE_KEYS = frozenset("pP ")
 @click.option("--once", is_flag=True, help="Print one screen and end, as where stdout is no tty.")
 @click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
 def top(*, interval: float, once: bool, socket: str | None) -> ExitCode:
-    """Watch both daemons: rates, latencies, pools, queues, running requests.
+    """Watch both daemons, live.
+
+    Rates, latencies, pools, queues, and running requests with their progress.
 
     Keys: q quits, p pauses.
     """
@@ -62,7 +64,7 @@ def top(*, interval: float, once: bool, socket: str | None) -> ExitCode:
         time.sleep(interval)
         watch.look()
         console.print(watch.draw(console), end="\n")
-        return ExitCode.OK if watch.is_anybody_there else ExitCode.NO_DAEMON
+        return ExitCode.OK if watch.is_whole else ExitCode.NO_DAEMON
     with _ended_by_sigterm(), _keys() as fd:
         _show(watch, console, fd, interval)
     return ExitCode.OK
@@ -96,9 +98,9 @@ class _Watch:
         self.is_paused = False
 
     @property
-    def is_anybody_there(self) -> bool:
-        """Whether at least one of them answered the last time."""
-        return any(history.last.fault is None for history in self._histories.values())
+    def is_whole(self) -> bool:
+        """Whether both answered the last time."""
+        return all(history.last.fault is None for history in self._histories.values())
 
     def look(self) -> None:
         """Ask both daemons."""

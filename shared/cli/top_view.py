@@ -120,7 +120,8 @@ class Screen:
     # --- who has what ------------------------------------------------------------------------
 
     def _pools(self, width: int) -> list[Text]:
-        rows = [_heading("blocks", width)]
+        legend = "  ".join(f"{character} {state}" for state, character, _ in STATES)
+        rows = [_heading(f"blocks: {legend}", width)]
         for name, history in (("prefilld", self.prefilld), ("decoded", self.decoded)):
             pool = _map(history.last.status.get("pool"))
             counts = {state: _count(pool.get(state)) for state, _, _ in STATES}
@@ -132,7 +133,7 @@ class Screen:
             numbers = Text()
             for state, character, color in STATES:
                 if counts[state] and state != "reserved":
-                    numbers.append(f"  {character} ", color).append(f"{state} {counts[state]:,}")
+                    numbers.append(f"  {character}", color).append(f" {counts[state]:,}")
             columns = max(10, width - LABEL_COLUMNS - len(numbers))
             rows.append(row.append_text(bar(counts, columns)).append_text(numbers))
         return rows
