@@ -161,7 +161,9 @@ def too_slow(floor_gb_s: float, read_gb_s: float) -> wire.Refuse:
     )
 
 
-def check_chunk(message: wire.Chunk, layout: KVLayout, num_slots: int) -> None:
+def check_chunk(
+    message: wire.Chunk, layout: KVLayout, num_slots: int, *, num_events: int = 0
+) -> None:
     """Hold a CHUNK's numbers against the pool that MAP described.
 
     Raises:
@@ -173,6 +175,8 @@ def check_chunk(message: wire.Chunk, layout: KVLayout, num_slots: int) -> None:
             f"chunk: {len(message.blocks)} blocks from {message.first} exceed "
             f"{message.total_blocks}"
         )
+    if message.event is not None and message.event >= num_events:
+        raise InvalidMessageError(f"event {message.event} is not in a ring of {num_events}")
 
 
 def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab_size: int) -> None:

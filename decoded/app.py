@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from decoded.admittance import judge_hello, link_busy
 from decoded.adoption import AdoptionDesk
+from decoded.decode_engine import make_decode_engine
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
@@ -16,19 +17,16 @@ from decoded.overview import Overview
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
-from decoded.turns import EagerTurns
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
+from shared.daemon.devices import Device, resolve_device
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
 from shared.daemon.metrics_http import metrics_over_http
 from shared.daemon.model_host import ModelHost, load_model_host
-from shared.engine.decoding import EagerDecoder
-from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
-from shared.kv.pool import LocalPool
 from shared.service.frame import DaemonState, Service
 
 if TYPE_CHECKING:
@@ -63,6 +61,7 @@ class _Parts:
     """What there is once the model is loaded."""
 
     host: ModelHost
+    device: Device
     allocator: BlockAllocator
     scheduler: Scheduler[Sequence]
     book: SequenceBook
@@ -126,10 +125,16 @@ class Decoded:
 
     async def _load(self) -> None:
         service, config = self._service, self._service.config
-        num_blocks = config.decoded.num_blocks
-        host = await self._engine.run(load_model_host, config, num_blocks=num_blocks)
-        pool = await self._engine.run(LocalPool, host.layout)
-        allocator = BlockAllocator(num_blocks)
+        device = await self._engine.run(resolve_device, config.decoded.device)
+        host = await self._engine.run(
+            load_model_host,
+            config,
+            num_blocks=config.decoded.num_blocks,
+            memory_fraction=config.decoded.memory_fraction,
+            device=device,
+        )
+        computing = await self._engine.run(make_decode_engine, host, device, config)
+        allocator = BlockAllocator(host.layout.num_blocks)
         scheduler: Scheduler[Sequence] = Scheduler(
             allocator=allocator, max_batch=config.decoded.max_batch
         )
@@ -154,7 +159,7 @@ class Decoded:
             on_work=wake,
         )
         loop = DecodeLoop(
-            turns=EagerTurns(EagerDecoder(ModelRunner(host.model, pool.kv, host.layout)), pool.kv),
+            turns=computing.turns,
             engine=self._engine,
             layout=host.layout,
             scheduler=scheduler,
@@ -173,6 +178,7 @@ class Decoded:
         overview.declare(service.metrics)
         self._parts = _Parts(
             host=host,
+            device=device,
             allocator=allocator,
             scheduler=scheduler,
             book=book,
@@ -256,6 +262,7 @@ class Decoded:
             service=self._service,
             engine=self._engine,
             host=parts.host,
+            device=parts.device,
             socket=visitor.socket,
             hello=hello,
             pid=credentials.pid,
@@ -266,9 +273,7 @@ class Decoded:
         held = parts.desk.held_leases(hello.epoch)
         parts.desk.add_session(session)
         visitor.become(session)
-        session.welcome(
-            self._instance, held=held, pool_blocks=self._service.config.decoded.num_blocks - 1
-        )
+        session.welcome(self._instance, held=held, pool_blocks=parts.host.layout.num_blocks - 1)
         self._metrics.links.inc()
         if self._last_peer not in (None, hello.instance):
             self._metrics.peer_restarts.inc()
@@ -293,11 +298,12 @@ class Decoded:
     def status(self) -> dict[str, object]:
         """Return the tree that STATUS tells; `decoded/README.md` explains it."""
         status = self._service.status() | {
-            "device": "cpu",
+            "device": self._service.config.decoded.device,
             "model": self._service.config.model.path,
         }
         parts = self._parts
         if parts is None:
             unknown = ("fingerprint", "epoch", "pool", "sequences", "link", "requests")
             return status | dict.fromkeys(unknown)
-        return status | {"fingerprint": parts.host.fingerprint} | parts.overview.status()
+        told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
+        return status | told | parts.overview.status()

@@ -191,10 +191,11 @@ class Prefilld:
         status = self._service.status() | {
             "epoch": self._epoch.hex(),
             "decoded_socket": self._service.config.decoded.socket,
-            "device": "cpu",
+            "device": self._service.config.prefilld.device,
             "model": self._service.config.model.path,
         }
         parts = self._parts
         if parts is None:
             return status | dict.fromkeys(("fingerprint", "pool", "queue", "link", "requests"))
-        return status | {"fingerprint": parts.host.fingerprint} | parts.overview.status()
+        told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
+        return status | told | parts.overview.status()

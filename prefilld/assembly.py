@@ -11,23 +11,23 @@ from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
 from prefilld.overview import Overview
+from prefilld.prefill_engine import make_prefill_engine
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
+from shared.daemon.devices import resolve_device
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, load_model_host
-from shared.engine.prefilling import EagerPrefiller
-from shared.engine.runner import ModelRunner
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
 from shared.kv.leases import LeaseTable
-from shared.kv.memfd import MemfdPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from prefilld.metrics import PrefillMetrics
     from shared.config import Config
+    from shared.daemon.devices import Device
     from shared.engine.thread import EngineThread
     from shared.service.frame import Service
 
@@ -37,6 +37,7 @@ class Parts:
     """What there is once the model is loaded."""
 
     host: ModelHost
+    device: Device
     allocator: BlockAllocator
     desk: HandoffDesk
     serving: Serving
@@ -72,13 +73,23 @@ async def assemble(
         PoolAllocationError: There is no room for the pool.
     """
     config = service.config
-    host = await engine.run(load_model_host, config, num_blocks=config.pool.num_blocks)
+    device = await engine.run(resolve_device, config.prefilld.device)
+    host = await engine.run(
+        load_model_host,
+        config,
+        num_blocks=config.pool.num_blocks,
+        memory_fraction=config.prefilld.memory_fraction,
+        device=device,
+    )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
-    pool = await engine.run(MemfdPool.create, host.layout)
-    allocator = BlockAllocator(config.pool.num_blocks)
+    parts = await engine.run(
+        make_prefill_engine, host, device, token_budget=config.prefilld.token_budget
+    )
+    num_blocks = host.layout.num_blocks
+    allocator = BlockAllocator(num_blocks)
     # Every lease has at least one block, so slots can never run out before blocks do.
-    num_slots = min(config.pool.num_blocks, MAX_CONTROL_SLOTS)
+    num_slots = min(num_blocks, MAX_CONTROL_SLOTS)
     control_page = ControlPage.create(num_slots)
     desk = HandoffDesk(
         epoch=epoch,
@@ -92,7 +103,7 @@ async def assemble(
     )
     serving = Serving(
         service=service,
-        prefiller=EagerPrefiller(ModelRunner(host.model, pool.kv, host.layout)),
+        prefiller=parts.prefiller,
         engine=engine,
         allocator=allocator,
         desk=desk,
@@ -100,7 +111,8 @@ async def assemble(
     )
     desk.attach(serving)
     exported = Exported(
-        pool=pool,
+        pool=parts.pool,
+        device=device,
         control_page=control_page,
         epoch=epoch,
         instance=this_instance(),
@@ -119,11 +131,12 @@ async def assemble(
         host=host,
         serving=serving,
         metrics=metrics,
-        bounds=lambda: _bounds(config, link),
+        bounds=lambda: _bounds(config, link, num_blocks),
     )
     service.log.info("model.loaded", **host.summary())
     return Parts(
         host=host,
+        device=device,
         allocator=allocator,
         desk=desk,
         serving=serving,
@@ -140,10 +153,14 @@ async def assemble(
     )
 
 
-def _bounds(config: Config, link: PrefillLink) -> Bounds:
-    """Return what a request must fit into; decoded's own word goes before its configuration."""
+def _bounds(config: Config, link: PrefillLink, num_blocks: int) -> Bounds:
+    """Return what a request must fit into; decoded's own word goes before its configuration.
+
+    Before decoded has told and where its configuration leaves it open, its pool is held to be as
+    large as ours.
+    """
     return Bounds(  # block 0 of either pool is reserved
-        prefill_blocks=config.pool.num_blocks - 1,
-        decode_blocks=link.peer_pool_blocks or config.decoded.num_blocks - 1,
+        prefill_blocks=num_blocks - 1,
+        decode_blocks=link.peer_pool_blocks or (config.decoded.num_blocks or num_blocks) - 1,
         max_tokens_default=config.limits.max_tokens_default,
     )

@@ -17,6 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shared.config.addresses import HttpAddress, parse_http_address
+from shared.config.devices import check_devices, with_device_defaults
 from shared.config.paths import (
     DECODED_SOCKET,
     PREFILLD_SOCKET,
@@ -100,7 +101,7 @@ def resolve(
         values[key] = os.path.abspath(str(values[key]))
         check_socket_path(str(values[key]), origin=origins[key])
 
-    config = _with_threads(_compose(values), num_cores)
+    config = with_device_defaults(_with_threads(_compose(values), num_cores))
     _check_whole(config, origins)
     return ResolvedConfig(
         config=config,
@@ -151,6 +152,7 @@ def _check_whole(config: Config, origins: Mapping[str, str]) -> None:
             f"link.ping_interval_s = {config.link.ping_interval_s:g}",
             hint="a living peer would be held for dead",
         )
+    check_devices(config)
 
 
 def _with_threads(config: Config, num_cores: int) -> Config:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from shared.kv.layout import KVLayout
     from shared.ops.sampling import SamplingParams
@@ -80,8 +81,10 @@ def build_batch(
         number, offset = np.divmod(positions, layout.block_size)
         slots[:] = table[number] * layout.block_size + offset
     # One transfer for the whole step; every copy to a GPU has a fixed price.
-    flat = torch.from_numpy(np.concatenate([packed.ravel(), *tables])).to(device)
-    pieces = torch.split(flat, [*(packed.shape[1],) * 3, *(len(table) for table in tables)])
+    rows = np.array(sampled_rows(steps), dtype=np.int64)
+    flat = to_device(np.concatenate([packed.ravel(), rows, *tables]), device)
+    sizes = [*(packed.shape[1],) * 3, len(rows), *(len(table) for table in tables)]
+    pieces = torch.split(flat, sizes)
     spans = tuple(
         SequenceSpan(
             query_start=start,
@@ -89,15 +92,24 @@ def build_batch(
             context_len=step.context_len,
             block_table=block_table,
         )
-        for step, block_table, start in zip(steps, pieces[3:], starts, strict=True)
+        for step, block_table, start in zip(steps, pieces[4:], starts, strict=True)
     )
     return ForwardBatch(
         token_ids=pieces[0],
         positions=pieces[1],
         slot_mapping=pieces[2],
         spans=spans,
-        output_rows=None if all_outputs else sampled_rows(steps),
+        output_rows=None if all_outputs else pieces[3],
     )
+
+
+def to_device(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
+    """Return the numbers on a device, without waiting for work that is enqueued there."""
+    tensor = torch.from_numpy(numbers)
+    if device.type == "cpu":
+        return tensor
+    # Torch keeps pinned memory until the device has read it; pageable memory it would wait for.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def sampled_rows(steps: Sequence[SequenceStep]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from shared.engine.batch import build_batch, sampled_rows
 from shared.ops.sampling import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -69,29 +69,56 @@ class ModelRunner:
         Raises:
             ValueError: A sequence does not fit the pool (see `build_batch`); nothing was written.
         """
-        batch = build_batch(steps, self._layout, self._kv.device, all_outputs=with_logits)
-        hidden = self._model.forward(batch, self._kv)
-        logits = None
+        logits: Tensor | None = None
         if with_logits:
+            batch = build_batch(steps, self._layout, self._kv.device, all_outputs=True)
+            hidden = self._model.forward(batch, self._kv)
             logits = self._model.logits(hidden)
-            hidden = hidden[list(sampled_rows(steps))]
-        token_ids: list[int | None] = [None] * len(steps)
-        wanted = [
-            (index, step.sampling, step.context_len)
-            for index, step in enumerate(steps)
-            if step.sampling is not None
-        ]
-        if wanted:
-            indices, sampling, positions = zip(*wanted, strict=True)
-            chosen = self._choose(hidden, sampling, positions)
-            for index, token_id in zip(indices, chosen.tolist(), strict=True):
-                token_ids[index] = token_id
-        return StepResult(token_ids=tuple(token_ids), logits=logits)
+            sampled = self._sample(hidden[list(sampled_rows(steps))], steps)
+        else:
+            sampled = self.begin(steps)
+        return StepResult(token_ids=self.token_ids(steps, sampled), logits=logits)
+
+    def begin(
+        self, steps: Sequence[SequenceStep], on_written: Callable[[], None] = lambda: None
+    ) -> Tensor:
+        """Enqueue one step on the current stream; on a CPU it is computed when this returns.
+
+        Args:
+            steps: The sequences, each at most once.
+            on_written: Called when everything that writes the pool is enqueued.
+
+        Returns:
+            [num_sampled] int64 on the model's device, for `token_ids` once it is computed.
+
+        Raises:
+            ValueError: As `execute`.
+        """
+        batch = build_batch(steps, self._layout, self._kv.device)
+        hidden = self._model.forward(batch, self._kv)
+        on_written()
+        return self._sample(hidden, steps)
+
+    @staticmethod
+    def token_ids(steps: Sequence[SequenceStep], sampled: Tensor) -> tuple[int | None, ...]:
+        """Return one a sequence, in order: what was sampled for it, or None where nothing was."""
+        chosen = iter(sampled.tolist())
+        return tuple(None if step.sampling is None else next(chosen) for step in steps)
+
+    def _sample(self, hidden: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+        """Choose a token behind each row that a step wants one of."""
+        wanted = [(step.sampling, step.context_len) for step in steps if step.sampling is not None]
+        if not wanted:
+            return torch.empty(0, dtype=torch.int64, device=hidden.device)
+        sampling, positions = zip(*wanted, strict=True)
+        return self._choose(hidden, sampling, positions)
 
     def _choose(
         self, hidden: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]
     ) -> Tensor:
         """Return [num_rows] int64, the next token behind each row of [num_rows, hidden_size]."""
+        if all(how.is_greedy for how in sampling):
+            return self._model.likeliest(hidden)
         greedy = [row for row, how in enumerate(sampling) if how.is_greedy]
         drawn = [row for row, how in enumerate(sampling) if not how.is_greedy]
         chosen = torch.empty(len(sampling), dtype=torch.int64, device=hidden.device)

@@ -106,14 +106,13 @@ class Llama:
             query = ops.rope_kv_write(
                 qkv.view(num_tokens, -1, spec.head_dim), cos, sin, kv_layer, batch.slot_mapping
             )
-            if is_last and rows == ():
+            if is_last and rows is not None and not len(rows):
                 return residual[:0]
             attended = ops.prefill_attention(
                 query, kv_layer, batch.spans, scale=spec.head_dim**-0.5
             )
             if is_last and rows is not None and len(rows) < num_tokens:
-                chosen = list(rows)
-                attended, residual = attended[chosen], residual[chosen]
+                attended, residual = attended[rows], residual[rows]
             ops.add_linear(residual, attended.flatten(1), layer.o)
             gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)

@@ -134,6 +134,7 @@ def test_a_chunk_within_the_pool_is_believed() -> None:
     check_chunk(CHUNK, LAYOUT, NUM_SLOTS)
     check_chunk(changed(CHUNK, first=1, blocks=[15], slot=3), LAYOUT, NUM_SLOTS)
     check_chunk(changed(CHUNK, blocks=[]), LAYOUT, NUM_SLOTS)
+    check_chunk(changed(CHUNK, event=7), LAYOUT, NUM_SLOTS, num_events=8)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,7 @@ def test_a_chunk_within_the_pool_is_believed() -> None:
         ({"blocks": [3, 3]}, "a block is named twice"),
         ({"blocks": [1, 2, 3]}, "3 blocks are named of 2 in all"),
         ({"first": 2, "blocks": [3]}, "1 blocks from 2 exceed 2"),
+        ({"event": 0}, "event 0 is not in a ring of 0"),
     ],
 )
 def test_a_chunk_that_contradicts_the_pool_is_refused(changes: dict[str, Any], fault: str) -> None:

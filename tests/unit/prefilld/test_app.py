@@ -20,6 +20,7 @@ from protocol.descriptors import close_all
 from protocol.listener import listen_unix
 from protocol.states import Role
 from protocol.unix import connect_unix
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import open_listener
 from shared.daemon.model_host import ModelHost
@@ -129,7 +130,7 @@ async def adopting_decoded(app: App, host: ModelHost) -> AsyncIterator[list[wire
                     )
                 )
             elif isinstance(message, wire.Map):
-                pool = PeerPool(message, fds, host.layout)
+                pool = PeerPool(message, fds, host.layout, CPU_DEVICE)
                 end.socket.send(
                     wire.Mapped(digest=pool.digest, bandwidth_gb_s=1, credits=credits())
                 )

@@ -35,7 +35,8 @@ def test_a_chunk_names_what_was_completed_since_the_last_one() -> None:
     chunk = validate(chunk_message(request, lease, EPOCH, num_complete=2, event=5))
     assert (chunk.epoch, chunk.lease, chunk.slot, chunk.generation) == (EPOCH, 3, 1, 5)
     assert (chunk.first, chunk.blocks, chunk.total_blocks) == (1, [9], 5)
-    check_chunk(chunk, LAYOUT, num_slots=2)
+    assert chunk.event == 5
+    check_chunk(chunk, LAYOUT, num_slots=2, num_events=6)
 
 
 def test_a_handoff_tells_everything_that_decoded_must_know() -> None:
