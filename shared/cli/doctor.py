@@ -39,9 +39,8 @@ def doctor(flags: ConfigFlags, *, as_json: bool) -> ExitCode:
             _print(finding)
     is_well = all(finding.verdict is not Verdict.FAIL for finding in findings)
     if as_json:
-        click.echo(
-            json.dumps({"ok": is_well, "findings": [_row(each) for each in findings]}, indent=2)
-        )
+        rows = [_row(finding) for finding in findings]
+        click.echo(json.dumps({"ok": is_well, "findings": rows}, indent=2))
     return ExitCode.OK if is_well else ExitCode.CONFIG
 
 

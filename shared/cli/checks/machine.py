@@ -89,10 +89,10 @@ def check_shm(path: Path = SHM, *, is_needed: bool) -> Finding:
     elif not os.access(path, os.W_OK):
         fault = f"{path} may not be written"
     else:
-        return ok("/dev/shm", f"{path} is there and writable")
+        return ok("shared memory", f"{path} is there and writable")
     if not is_needed:
-        return ok("/dev/shm", f"{fault}; no GPU is used, so nothing needs it")
-    return fail("/dev/shm", fault, cure="mount a tmpfs there, the same one for both daemons")
+        return ok("shared memory", f"{fault}; no GPU is used, so nothing needs it")
+    return fail("shared memory", fault, cure="mount a tmpfs there, the same one for both daemons")
 
 
 def check_pid_namespace(inode: int | None = None) -> Finding:

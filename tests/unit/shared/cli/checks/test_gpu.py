@@ -44,7 +44,7 @@ class Library:
             return 0
 
         def uuid(raw: Any, device: ctypes.c_int) -> int:  # noqa: ANN401 - as above
-            raw.raw = bytes([0xA0 + device.value]) * 16
+            raw.raw = b"\xaa\xaa\xaa" + bytes([0xA0 + device.value]) * 13
             return 0
 
         def name(answer: Any, _: int, device: ctypes.c_int) -> int:  # noqa: ANN401 - as above
@@ -106,7 +106,7 @@ def test_a_machine_without_a_gpu_needs_none(tmp_path: Path) -> None:
 def test_two_gpus_in_order(tmp_path: Path) -> None:
     found = examine(tmp_path)
     assert {finding.verdict for finding in found.values()} == {Verdict.OK}
-    assert found["driver"].text.startswith("CUDA 13.1; GPUs: cuda:0 = GPU-a0a0a0a0-")
+    assert found["driver"].text.startswith("CUDA 13.1; GPUs: cuda:0 = GPU-aaaaaaa0-")
     assert found["peer access"].text == "cuda:0 and cuda:1 can read each other's memory"
     assert found["torch"].text == "2.13.0, built for CUDA 13.0"
     assert found["C compiler"].text == "/usr/bin/cc"
@@ -147,12 +147,12 @@ def test_a_driver_that_fails_is_told_by_its_status(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "fault"), [("cuda:7", "none of them"), ("GPU-a", "several of them")]
+    ("device", "fault"), [("cuda:7", "none of them"), ("GPU-aaaaaa", "several of them")]
 )
 def test_a_device_that_names_no_one_gpu_is_told(tmp_path: Path, device: str, fault: str) -> None:
     library = Library(names=(b"A", b"B"))
-    if device == "GPU-a":
-        finding = examine(tmp_path, "GPU-a", "cuda:1", library)["prefilld.device"]
+    if device == "GPU-aaaaaa":
+        finding = examine(tmp_path, "GPU-aaaaaa", "cuda:1", library)["prefilld.device"]
     else:
         finding = examine(tmp_path, "cuda:0", device, library)["decoded.device"]
     assert finding.verdict is Verdict.FAIL

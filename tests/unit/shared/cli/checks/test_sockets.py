@@ -97,8 +97,8 @@ def test_a_daemon_says_how_it_is(
 
 def test_a_daemon_that_speaks_something_else_is_told(serve: Serve, socket_path: Path) -> None:
     def script(peer: Peer) -> None:
-        peer.receive()
-        peer.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        if peer.receive() is not None:
+            peer.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     serve(script)
     finding, told = check_daemon("prefilld", socket_path)
