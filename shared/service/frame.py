@@ -32,6 +32,7 @@ from shared.errors import ExitCode, KvpairError
 from shared.logs import LogWriter
 from shared.metrics import Metrics
 from shared.service.notify import Notifier
+from shared.tracing import NoTracer, Tracer
 from shared.version import __version__
 
 DaemonName = Literal["prefilld", "decoded"]
@@ -82,6 +83,8 @@ class Service:
         self.clock = clock
         self.metrics = Metrics(name)
         self.log = logs.get_logger()
+        self.tracer: Tracer = NoTracer()
+        """Where requests that have ended are told; the app opens the configured one."""
         self.draining = asyncio.Event()
         """Set once the daemon was told to stop."""
         self._writer = writer
