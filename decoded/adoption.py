@@ -151,7 +151,7 @@ class AdoptionDesk:
         sequence, piece = Sequence.adopt(
             message, stream=stream, token_bytes=self._token_bytes, adopted_ns=now_ns
         )
-        stream.push(piece)
+        stream.push(piece, sequence.take_logprobs(piece))
         if descriptor is None:
             effects = session.intake.handoff_without_descriptor(message.lease, sequence)
         else:

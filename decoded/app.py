@@ -20,7 +20,7 @@ from decoded.sequences import SequenceBook
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
-from shared.daemon.devices import Device, resolve_device
+from shared.daemon.devices import Device, require_device
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
 from shared.daemon.model_host import ModelHost, load_model_host
@@ -96,6 +96,7 @@ class Decoded:
         self._parts: _Parts | None = None
         """Once the model is loaded."""
         self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
+        service.attend(engine, num_requests=self._num_requests)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
@@ -126,13 +127,16 @@ class Decoded:
 
     async def _load(self) -> None:
         service, config = self._service, self._service.config
-        device = await self._engine.run(resolve_device, config.decoded.device)
+        device = await self._engine.run(
+            require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
+        )
         host = await self._engine.run(
             load_model_host,
             config,
             num_blocks=config.decoded.num_blocks,
             memory_fraction=config.decoded.memory_fraction,
             device=device,
+            progress=service.loaded,
         )
         computing = await self._engine.run(make_decode_engine, host, device, config)
         allocator = BlockAllocator(host.layout.num_blocks)
@@ -204,6 +208,9 @@ class Decoded:
             has_link = any(session.is_open for session in parts.desk.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
 
+    def _num_requests(self) -> int:
+        return 0 if self._parts is None else len(self._parts.book.living)
+
     # --- who knocks --------------------------------------------------------------------------
 
     def _on_connection(self, sock: socket.socket) -> None:
@@ -247,6 +254,8 @@ class Decoded:
             uid=credentials.uid,
             allowed_uids=self._allowed_uids(),
             fields=parts.host.fields,
+            backend="memfd" if parts.device.index is None else "cuda",
+            device=parts.device.name,
         ) or self._refuse_second(parts.desk)
         if refusal is not None:
             self._metrics.links_refused.labels(refusal.code).inc()

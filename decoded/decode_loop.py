@@ -137,7 +137,7 @@ class DecodeLoop:
                 sequence.times.first_step_ns = result.step_done_ns
                 self._metrics.second_token(sequence)
             piece = sequence.push(token_id)
-            sequence.stream.push(piece)
+            sequence.stream.push(piece, sequence.take_logprobs(piece))
             if piece.finish is not None:
                 self._book.end(sequence, piece.finish)
 

@@ -16,12 +16,10 @@ from shared.kv.layout import RESERVED_BLOCK, KVLayout
 from shared.kv.memory import blocks_from_memory
 from shared.model.llama import Llama
 from shared.model.loader import load_model
-from shared.ops.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.messages import Sampling
     from shared.config import Config
     from shared.model.chat_template import ChatTemplate
     from shared.model.spec import ModelSpec
@@ -119,16 +117,4 @@ def _blocks_that_fit(layout: KVLayout, memory_fraction: float) -> int:
         total_bytes=total_bytes,
         fraction=memory_fraction,
         block_bytes=layout.block_bytes,
-    )
-
-
-def sampling_params(sampling: Sampling) -> SamplingParams:
-    """Return the engine's form of the wire's sampling fields, whose seed is resolved."""
-    if sampling.seed is None:
-        raise ValueError("the seed was not resolved; prefilld draws one before anything is sampled")
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
     )

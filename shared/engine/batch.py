@@ -12,13 +12,14 @@ import torch
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import ForwardBatch
 from shared.ops.attention import SequenceSpan
+from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
+    from shared.engine.history import TokenHistory
     from shared.kv.layout import KVLayout
     from shared.ops.sampling import SamplingParams
 
@@ -39,6 +40,8 @@ class SequenceStep:
     sampling: SamplingParams | None
     """How to choose the token after the last of them; None when more of the prompt follows, and
     then no logits are computed."""
+    history: TokenHistory | None = None
+    """What was said so far, where sampling looks at it or is to tell of it."""
 
     @property
     def context_len(self) -> int:
@@ -101,15 +104,6 @@ def build_batch(
         spans=spans,
         output_rows=None if all_outputs else pieces[3],
     )
-
-
-def to_device(numbers: NDArray[np.int64], device: torch.device) -> Tensor:
-    """Return the numbers on a device, without waiting for work that is enqueued there."""
-    tensor = torch.from_numpy(numbers)
-    if device.type == "cpu":
-        return tensor
-    # Torch keeps pinned memory until the device has read it; pageable memory it would wait for.
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def sampled_rows(steps: Sequence[SequenceStep]) -> tuple[int, ...]:

@@ -88,6 +88,11 @@ class DeviceStream:
         """Return host memory that the device reads and writes without the host's help."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self._stream is not None)
 
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """Return host memory that is filled with a device tensor behind what is enqueued."""
+        on_host = self.host_tensor(*tensor.shape, dtype=tensor.dtype)
+        return on_host.copy_(tensor, non_blocking=True)
+
     def pinned(self, tensor: Tensor) -> Tensor:
         """Return a host tensor as one that the device can read by itself.
 

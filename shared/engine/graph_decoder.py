@@ -9,6 +9,9 @@ host, which has not seen it yet, only says in which row.
 Sizes.  A graph is captured for each of `batch_sizes`, and a batch runs in the smallest that holds
 it; the rows beyond have no slot and no context and cost next to nothing.
 
+The graph takes the likeliest token of every row.  Rows that want another choice get it behind the
+replay, from the logits that the graph left; that is enqueued as well, and nobody waits for it.
+
 Everything is enqueued on one stream, so a buffer that the host rewrites for the next step is read
 by the present one first.  Only memory that the host itself writes needs more than one copy: it is
 read when the GPU gets to it, up to `DEPTH` steps later.
@@ -23,13 +26,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from shared.engine.choosing import Told, choose_tokens, is_plain
 from shared.engine.decode_rows import DecodeRows
 from shared.engine.device_stream import DeviceStream
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import DecodeBatch
 from shared.ops.kv_write import PAD_SLOT
+from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +72,8 @@ class _InFlight:
     rows: list[int]
     sampled: Tensor
     """[max_batch] int64 in host memory, filled once `mark` is passed."""
+    told: Told | None
+    """To be settled then."""
     mark: Mark
 
 
@@ -106,6 +114,10 @@ class GraphDecoder:
         self._sampled = torch.zeros(max_batch, dtype=torch.int64, device=device)
         self._staging = [self._stream.host_tensor(NUM_FIELDS, max_batch) for _ in range(DEPTH + 1)]
         self._outputs = [self._stream.host_tensor(max_batch) for _ in range(DEPTH + 1)]
+        self._logits = torch.zeros((max_batch, model.spec.vocab_size), device=device)
+        """The last step's, unless the likeliest tokens were found without them."""
+        self._hidden: Tensor | None = None
+        """What they are computed from in that case."""
         self._num_launched = 0
         self._in_flight: deque[_InFlight] = deque()
         model.prepare_decode(max_batch=max_batch, max_context_len=max_blocks * layout.block_size)
@@ -129,11 +141,12 @@ class GraphDecoder:
             self._fill(staging, steps, plan.rows, plan.previous_rows)
             self._fields.copy_(staging, non_blocking=True)
             self._replays[self._size_for(len(steps))]()
+            told = self._choose(steps, plan.rows)
             sampled = self._outputs[self._num_launched % len(self._outputs)]
             sampled.copy_(self._sampled, non_blocking=True)
             mark = self._stream.mark()
         self._num_launched += 1
-        self._in_flight.append(_InFlight(rows=plan.rows, sampled=sampled, mark=mark))
+        self._in_flight.append(_InFlight(rows=plan.rows, sampled=sampled, told=told, mark=mark))
 
     def is_done(self) -> bool:
         """See `Decoder.is_done`."""
@@ -143,6 +156,8 @@ class GraphDecoder:
         """See `Decoder.collect`."""
         oldest = self._in_flight.popleft()
         oldest.mark.wait()
+        if oldest.told is not None:
+            oldest.told.settle()
         sampled = oldest.sampled.tolist()
         return tuple(sampled[row] for row in oldest.rows)
 
@@ -196,6 +211,22 @@ class GraphDecoder:
         fields[SLOT, rows] = slots
         fields[CONTEXT, rows] = fields[POSITION, rows] + 1
 
+    def _choose(self, steps: Sequence[DecodeStep], rows: list[int]) -> Told | None:
+        """Replace the likeliest token where a sequence wants another choice."""
+        others = [(step, row) for step, row in zip(steps, rows, strict=True) if not is_plain(step)]
+        if not others:
+            return None
+        where = to_device(np.array([row for _, row in others]), self._model.device)
+        if self._hidden is None:
+            logits = self._logits.index_select(0, where)
+        else:
+            logits = self._model.logits(self._hidden.index_select(0, where))
+        chosen = choose_tokens(logits, [step for step, _ in others])
+        self._sampled.index_copy_(0, where, chosen.token_ids)
+        if chosen.told is not None:
+            chosen.told.fetch(self._stream.to_host)
+        return chosen.told
+
     def _size_for(self, num_rows: int) -> int:
         return next(size for size in self._sizes if size >= num_rows)
 
@@ -230,4 +261,8 @@ class GraphDecoder:
             context_lens=fields[CONTEXT].int(),
         )
         hidden = self._model.decode(batch, self.pools)
-        self._sampled[:size] = self._model.likeliest(hidden)
+        self._sampled[:size], logits = self._model.likeliest_with_logits(hidden)
+        if logits is None:
+            self._hidden = hidden
+        else:
+            self._logits[:size] = logits

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.engine.batch import build_batch, sampled_rows
-from shared.ops.sampling import sample
+from shared.engine.choosing import Chosen, choose_tokens, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from shared.engine.batch import SequenceStep
     from shared.kv.layout import KVLayout
     from shared.model.llama import Llama
-    from shared.ops.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,14 +73,16 @@ class ModelRunner:
             batch = build_batch(steps, self._layout, self._kv.device, all_outputs=True)
             hidden = self._model.forward(batch, self._kv)
             logits = self._model.logits(hidden)
-            sampled = self._sample(hidden[list(sampled_rows(steps))], steps)
+            chosen = self._choose(hidden[list(sampled_rows(steps))], steps)
         else:
-            sampled = self.begin(steps)
-        return StepResult(token_ids=self.token_ids(steps, sampled), logits=logits)
+            chosen = self.begin(steps)
+        if chosen.told is not None:
+            chosen.told.settle()
+        return StepResult(token_ids=self.token_ids(steps, chosen.token_ids), logits=logits)
 
     def begin(
         self, steps: Sequence[SequenceStep], on_written: Callable[[], None] = lambda: None
-    ) -> Tensor:
+    ) -> Chosen:
         """Enqueue one step on the current stream; on a CPU it is computed when this returns.
 
         Args:
@@ -89,7 +90,8 @@ class ModelRunner:
             on_written: Called when everything that writes the pool is enqueued.
 
         Returns:
-            [num_sampled] int64 on the model's device, for `token_ids` once it is computed.
+            [num_sampled] int64 on the model's device, for `token_ids` once it is computed, and
+            what is to be settled then.
 
         Raises:
             ValueError: As `execute`.
@@ -97,7 +99,7 @@ class ModelRunner:
         batch = build_batch(steps, self._layout, self._kv.device)
         hidden = self._model.forward(batch, self._kv)
         on_written()
-        return self._sample(hidden, steps)
+        return self._choose(hidden, steps)
 
     @staticmethod
     def token_ids(steps: Sequence[SequenceStep], sampled: Tensor) -> tuple[int | None, ...]:
@@ -105,29 +107,20 @@ class ModelRunner:
         chosen = iter(sampled.tolist())
         return tuple(None if step.sampling is None else next(chosen) for step in steps)
 
-    def _sample(self, hidden: Tensor, steps: Sequence[SequenceStep]) -> Tensor:
+    def _choose(self, hidden: Tensor, steps: Sequence[SequenceStep]) -> Chosen:
         """Choose a token behind each row that a step wants one of."""
-        wanted = [(step.sampling, step.context_len) for step in steps if step.sampling is not None]
+        wanted = [step for step in steps if step.sampling is not None]
         if not wanted:
-            return torch.empty(0, dtype=torch.int64, device=hidden.device)
-        sampling, positions = zip(*wanted, strict=True)
-        return self._choose(hidden, sampling, positions)
-
-    def _choose(
-        self, hidden: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]
-    ) -> Tensor:
-        """Return [num_rows] int64, the next token behind each row of [num_rows, hidden_size]."""
-        if all(how.is_greedy for how in sampling):
-            return self._model.likeliest(hidden)
-        greedy = [row for row, how in enumerate(sampling) if how.is_greedy]
-        drawn = [row for row, how in enumerate(sampling) if not how.is_greedy]
-        chosen = torch.empty(len(sampling), dtype=torch.int64, device=hidden.device)
-        if greedy:  # needs no logits, and takes the same way whatever else is in the batch
-            chosen[greedy] = self._model.likeliest(hidden[greedy])
-        if drawn:
-            chosen[drawn] = sample(
-                self._model.logits(hidden[drawn]),
-                [sampling[row] for row in drawn],
-                [positions[row] for row in drawn],
-            )
-        return chosen
+            return Chosen(torch.empty(0, dtype=torch.int64, device=hidden.device), None)
+        plain = [row for row, step in enumerate(wanted) if is_plain(step)]
+        if len(plain) == len(wanted):
+            return Chosen(self._model.likeliest(hidden), None)
+        other = [row for row, step in enumerate(wanted) if not is_plain(step)]
+        if not plain:
+            return choose_tokens(self._model.logits(hidden), wanted)
+        token_ids = torch.empty(len(wanted), dtype=torch.int64, device=hidden.device)
+        # It needs no logits, and takes the same way whatever else is in the batch.
+        token_ids[plain] = self._model.likeliest(hidden[plain])
+        chosen = choose_tokens(self._model.logits(hidden[other]), [wanted[row] for row in other])
+        token_ids[other] = chosen.token_ids
+        return Chosen(token_ids, chosen.told)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.engine.batch import SequenceStep
+    from shared.engine.choosing import Told
     from shared.engine.device_stream import DeviceStream, Mark
     from shared.engine.runner import ModelRunner
 
@@ -24,6 +25,8 @@ class _InFlight:
     steps: Sequence[SequenceStep]
     sampled: Tensor
     """[num_sampled] int64 in host memory, filled once `mark` is passed."""
+    told: Told | None
+    """To be settled then."""
     mark: Mark
 
 
@@ -54,13 +57,14 @@ class StreamPrefiller:
         slots: list[int] = []
         with self._stream.current():
             # Recorded before the logits: decoded needs the blocks and not the token.
-            on_device = self._runner.begin(
+            chosen = self._runner.begin(
                 steps, lambda: slots.append(self._record(self._stream.handle))
             )
-            sampled = self._stream.host_tensor(on_device.shape[0])
-            sampled.copy_(on_device, non_blocking=True)
+            sampled = self._stream.to_host(chosen.token_ids)
+            if chosen.told is not None:
+                chosen.told.fetch(self._stream.to_host)
             self._in_flight.append(
-                _InFlight(steps=steps, sampled=sampled, mark=self._stream.mark())
+                _InFlight(steps=steps, sampled=sampled, told=chosen.told, mark=self._stream.mark())
             )
         return slots[0]
 
@@ -72,4 +76,6 @@ class StreamPrefiller:
         """See `Prefiller.collect`."""
         oldest = self._in_flight.popleft()
         oldest.mark.wait()
+        if oldest.told is not None:
+            oldest.told.settle()
         return self._runner.token_ids(oldest.steps, oldest.sampled)

@@ -179,9 +179,15 @@ class Llama:
         Returns:
             [num_rows] int64.
         """
+        return self.likeliest_with_logits(hidden)[0]
+
+    def likeliest_with_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what `likeliest` does, and all logits where they had to be computed for it."""
         if self._greedy_head is None:
-            return self.logits(hidden).argmax(-1)
-        return self._greedy_head.argmax(rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps))
+            logits = self.logits(hidden)
+            return logits.argmax(-1), logits
+        normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
+        return self._greedy_head.argmax(normed), None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens to come after each row.

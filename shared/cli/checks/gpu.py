@@ -1,145 +1,79 @@
-"""The GPUs: driver, devices, peer access, CuPy, torch, a C compiler; only where they are used."""
+"""The GPUs, where they are used: what the daemons will find of them, and a C compiler."""
 
 from __future__ import annotations
 
-import ctypes
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from shared.cli.checks.finding import Finding, fail, from_error, ok
-from shared.errors import KvpairError
-from shared.kv.cuda_driver import CudaDriver
+from shared.cli.checks.finding import Finding, fail, ok, warn
 
 if TYPE_CHECKING:
     from shared.config import Config
 
 CPU = "cpu"
 
-IMPORT_TIMEOUT_S = 120.0
-"""For a library of gigabytes to be read from a cold disk."""
+REPORT_TIMEOUT_S = 120.0
+"""For gigabytes of libraries to be read from a cold disk."""
 
-CUPY_PROGRAM = "import cupy; print(cupy.__version__, cupy.cuda.runtime.runtimeGetVersion())"
-TORCH_PROGRAM = "import torch; print(torch.__version__, torch.version.cuda or 'none')"
+PEER_ACCESS = "peer access"
 
-
-class Gpus(Protocol):
-    """What is asked of the driver; `CudaDriver` has it."""
-
-    def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the driver."""
-
-    def num_devices(self) -> int:
-        """How many GPUs this process sees."""
-
-    def device_uuid(self, index: int) -> str:
-        """A GPU's identity."""
-
-
-Run = Callable[[str], "str | None"]
-"""Runs a program of one line in another interpreter; returns its output, or None if it failed."""
+Ask = Callable[[Sequence[str]], "dict[str, Any] | str"]
+"""Takes both devices; returns the report, or why there is none."""
 
 
 def check_gpus(
     config: Config,
     *,
-    load: Callable[[], Gpus] = CudaDriver.load,
-    run: Run | None = None,
+    ask: Ask | None = None,
     find_program: Callable[[str], str | None] = shutil.which,
 ) -> list[Finding]:
     """Look at everything that the configured devices need.
 
     Args:
         config: Which devices.
-        load: Loads the driver.
-        run: Runs a program in another interpreter: what it imports may crash.
+        ask: Makes the report; None asks another interpreter, for what it imports may crash.
         find_program: Finds a program by name.
     """
-    wanted = {"prefilld": config.prefilld.device, "decoded": config.decoded.device}
-    if set(wanted.values()) == {CPU}:
+    devices = config.prefilld.device, config.decoded.device
+    if set(devices) == {CPU}:
         return [ok("GPU", "none is used: both devices are cpu")]
-    try:
-        driver = load()
-        uuids = [driver.device_uuid(index) for index in range(driver.num_devices())]
-    except KvpairError as error:
-        return [from_error("driver", error)]
-    listed = ", ".join(f"cuda:{index} = {uuid}" for index, uuid in enumerate(uuids)) or "none"
-    findings = [ok("driver", f"CUDA {_driver_version(driver)}; GPUs: {listed}")]
-    indices = []
-    for name, text in wanted.items():
-        found = _matching(text, uuids)
-        if len(found) == 1:
-            indices.append(found[0])
-            continue
-        fault = "several of them" if found else "none of them"
-        findings.append(
-            fail(
-                f"{name}.device",
-                f"{text!r} names {fault}",
-                cure="choose one of those above; CUDA_VISIBLE_DEVICES may hide some",
-            )
-        )
-    if len(indices) == len(wanted):
-        findings.append(_check_peer_access(driver, *indices))
-    run = _run if run is None else run
-    findings.append(_check_cupy(run))
-    findings.append(_check_torch(run))
+    report = (_ask if ask is None else ask)(devices)
+    if isinstance(report, str):
+        cure = "python3 -m shared.daemon.gpu_report cuda:0 cuda:0 shows all of it"
+        return [fail("GPU", f"cannot be looked at: {report}", cure=cure)]
+    findings = []
+    if gpus := report["gpus"]:
+        listed = ", ".join(f"cuda:{index} = {uuid}" for index, uuid in enumerate(gpus))
+        findings.append(ok("GPU", listed))
+    if report["torch_cuda"] is not None:
+        findings.append(ok("torch", f"is built for CUDA {report['torch_cuda']}"))
+    for row in report["findings"]:
+        make = fail if row["is_fatal"] else warn
+        cure = row["hint"] or "nothing, unless something else is wrong as well"
+        findings.append(make(_subject(row["code"]), row["message"], cure=cure))
+    if not any(row["is_fatal"] for row in report["findings"]):
+        findings.append(ok("CuPy", "can be imported"))
+        findings.append(_peer_access(devices))
     findings.append(_check_compiler(find_program))
     return findings
 
 
-def _driver_version(driver: Gpus) -> str:
-    version = ctypes.c_int()
-    driver.call("cuDriverGetVersion", ctypes.byref(version))
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+def _subject(code: str) -> str:
+    """Return what a finding is about, in a person's words."""
+    return {"cupy": "CuPy", "peer-access": PEER_ACCESS, "mps": "MPS", "mig": "MIG"}.get(
+        code, code.replace("-", " ")
+    )
 
 
-def _matching(text: str, uuids: list[str]) -> list[int]:
-    """Return which GPUs a configured name means, as the daemons read it."""
-    if text.startswith("cuda"):
-        index = int(text.partition(":")[2] or 0)
-        return [index] if index < len(uuids) else []
-    return [at for at, uuid in enumerate(uuids) if uuid.casefold().startswith(text.casefold())]
-
-
-def _check_peer_access(driver: Gpus, first: int, second: int) -> Finding:
-    if first == second:
-        return ok("peer access", "both daemons use one GPU: not needed")
-    for ours, theirs in ((first, second), (second, first)):
-        answer = ctypes.c_int()
-        try:
-            driver.call("cuDeviceCanAccessPeer", ctypes.byref(answer), ours, theirs)
-        except KvpairError as error:
-            return from_error("peer access", error)
-        if not answer.value:
-            return fail(
-                "peer access",
-                f"cuda:{ours} cannot read cuda:{theirs}'s memory",
-                cure="use one GPU for both daemons, or another pair (nvidia-smi topo -p2p r)",
-            )
-    return ok("peer access", f"cuda:{first} and cuda:{second} can read each other's memory")
-
-
-def _check_cupy(run: Run) -> Finding:
-    output = run(CUPY_PROGRAM)
-    if output is None:
-        return fail("CuPy", "cannot be imported", cure="install kvpair's extra `cuda` or `cuda13`")
-    return ok("CuPy", output)
-
-
-def _check_torch(run: Run) -> Finding:
-    output = run(TORCH_PROGRAM)
-    if output is None:
-        return fail("torch", "cannot be imported", cure="make install")
-    if output.endswith("none"):
-        return fail(
-            "torch",
-            f"{output.split()[0]} is built without CUDA",
-            cure="install a build with CUDA: make install TORCH=torch==… with its package index",
-        )
-    return ok("torch", f"{output.split()[0]}, built for CUDA {output.split()[-1]}")
+def _peer_access(devices: Sequence[str]) -> Finding:
+    names = {"cuda:0" if device == "cuda" else device for device in devices}
+    if len(names) == 1:
+        return ok(PEER_ACCESS, "both daemons use one GPU: not needed")
+    return ok(PEER_ACCESS, "each GPU can read the other's memory")
 
 
 def _check_compiler(find_program: Callable[[str], str | None]) -> Finding:
@@ -153,16 +87,21 @@ def _check_compiler(find_program: Callable[[str], str | None]) -> Finding:
     )
 
 
-def _run(program: str) -> str | None:
+def _ask(devices: Sequence[str]) -> dict[str, Any] | str:
+    command = [sys.executable, "-P", "-m", "shared.daemon.gpu_report", *devices]
     try:
-        done = subprocess.run(  # noqa: S603  one of the programs above
-            [sys.executable, "-c", program],
+        done = subprocess.run(  # noqa: S603  the command is ours
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=IMPORT_TIMEOUT_S,
-            check=True,
+            timeout=REPORT_TIMEOUT_S,
+            check=False,
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
+    except subprocess.TimeoutExpired:
+        return f"it took longer than {REPORT_TIMEOUT_S:g} s"
+    if done.returncode != 0:
+        last_words = done.stderr.strip().splitlines()[-1:] or [f"status {done.returncode}"]
+        return last_words[0]
+    report = json.loads(done.stdout)
+    return report if isinstance(report, dict) else "the answer makes no sense"

@@ -21,7 +21,8 @@ from protocol.limits import VERSION
 from protocol.states import Role
 from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
-from shared.daemon.model_host import ModelHost, sampling_params
+from shared.daemon.model_host import ModelHost
+from shared.daemon.sampling import sampling_params
 from shared.engine.batch import SequenceStep
 from shared.engine.block_puller import EagerPuller
 from shared.engine.decoding import EagerDecoder

@@ -311,6 +311,30 @@ def test_a_request_that_decoded_finds_wrong_fails(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("token_budget", [512, 4], ids=["handed-over", "announced"])
+def test_what_decoded_died_under_twice_is_not_handed_to_a_third(
+    play: Play, token_budget: int
+) -> None:
+    """Others wait for that one, and shall not lose it too."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        user = world.ask(generate(num_tokens=80))
+        for _ in range(2):
+            world.open_link()
+            await until(lambda: world.desk.lending.requests)
+            world.casualties.peer_lost(r.id for r in world.desk.lending.requests)
+            world.casualties.peer_died()
+            world.desk.link_lost(peer_is_gone=True, grace_s=10)
+            world.serving.end_poisoned()
+        error = await user.error()
+        assert (error.code, error.retryable) == ("poisoned", False)
+        await until(lambda: is_all_free(world))
+        assert world.serving.is_idle
+
+    play(scene, prefilld__token_budget=token_budget)
+
+
 # --- deadlines -------------------------------------------------------------------------------
 
 
@@ -401,3 +425,29 @@ def test_blocks_of_a_withdrawn_lease_stay_lent_until_decoded_releases_them(play:
         assert {world.allocator.state(block) for block in request.blocks} == {BlockState.FREE}
 
     play(scene, prefilld__token_budget=16)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_first_token_s_probability_goes_where_the_token_goes(
+    play: Play, *, stream: bool
+) -> None:
+    """To the client with it, or to decoded, which will deliver it."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        world.open_link()
+        user = world.ask(generate(stream=stream, logprobs=2))
+        await until(lambda: world.link.handed_over)
+        (handoff,) = world.link.sent
+        assert isinstance(handoff, wire.Handoff)
+        held = handoff.request.held_logprobs
+        sent = [message for message in user.messages if isinstance(message, wire.Tokens)]
+        told = sent[0].logprobs if stream else held
+        assert told is not None
+        (first,) = told
+        assert len(first.top_ids) == 2
+        assert first.top_ids[0] == handoff.request.ids[0], "greedy takes the likeliest"
+        assert first.logprob == first.top_logprobs[0]
+        assert (held == []) is stream
+
+    play(scene)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from shared.engine.batch import SequenceStep
 from shared.engine.decoding import DecodeStep
 from shared.engine.graph_decoder import GraphDecoder, batch_sizes
+from shared.engine.history import TokenHistory
 from shared.engine.local import LocalEngine
 from shared.engine.runner import ModelRunner
 from shared.kv.layout import KVLayout
@@ -17,6 +19,7 @@ from shared.kv.pool import LocalPool
 from shared.model.llama import Llama
 from shared.ops.pool_pair import PoolPair
 from shared.ops.sampling import SamplingParams
+from shared.ops.token_bitmap import pack_tokens
 from tests.support.tiny_llama import random_tensors, tiny_spec
 
 if TYPE_CHECKING:
@@ -157,3 +160,67 @@ def test_batch_sizes_end_at_the_largest() -> None:
     assert batch_sizes(1) == (1,)
     assert batch_sizes(20) == (1, 2, 4, 8, 16, 20)
     assert batch_sizes(300)[-3:] == (256, 288, 300)
+
+
+# --- choices other than the likeliest token ---------------------------------------------------
+
+WISHES = {
+    "a": SamplingParams(temperature=2.0, top_k=20, repetition_penalty=1.5, seed=3),
+    "b": GREEDY,
+    "c": SamplingParams(frequency_penalty=5.0, min_tokens=20, end_ids=(2,)),
+}
+
+
+@torch.inference_mode()
+def test_what_a_host_never_saw_is_penalised_all_the_same(story: Story) -> None:
+    """A step is launched before the token of the one before is known, and counts it."""
+    histories: dict[str, TokenHistory | None] = {}
+    for key, how in WISHES.items():
+        prompt = pack_tokens(story.prompts[key], story.model.spec.vocab_size)
+        first = [story.answers[key][0]]
+        histories[key] = TokenHistory.needed_for(how, prompt=prompt, answer_ids=first)
+        assert (histories[key] is None) is (how is GREEDY)
+
+    def step(key: str, ahead: int) -> DecodeStep:
+        plain = story.step(key, ahead=ahead)
+        return dataclasses.replace(plain, sampling=WISHES[key], history=histories[key])
+
+    story.decoder.launch([step(key, 0) for key in WISHES])
+    for _ in range(5):
+        story.decoder.launch([step(key, 1) for key in WISHES])
+        story.collect(list(WISHES))
+    story.collect(list(WISHES))
+    for key, how in WISHES.items():
+        assert story.answers[key] == eager_answer(story, key, how)
+
+
+def eager_answer(story: Story, key: str, how: SamplingParams) -> list[int]:
+    """Return seven tokens, each looked at before the next is asked for."""
+    prompt, answer = story.prompts[key], story.answers[key][:1]
+    bitmap = pack_tokens(prompt, story.model.spec.vocab_size)
+    history = TokenHistory.needed_for(how, prompt=bitmap, answer_ids=answer)
+    while len(answer) < 7:
+        step = SequenceStep(
+            token_ids=(answer[-1],),
+            start_position=len(prompt) + len(answer) - 1,
+            block_table=story.tables[key],
+            sampling=how,
+            history=history,
+        )
+        answer.extend(i for i in story.runner.execute([step]).token_ids if i is not None)
+    return answer
+
+
+@torch.inference_mode()
+def test_probabilities_are_told_when_their_token_is(story: Story) -> None:
+    """They are copied behind the step, so nobody waits for them before."""
+    history = TokenHistory(GREEDY, num_logprobs=1)
+    for ahead in (0, 1):
+        step = dataclasses.replace(story.step("a", ahead=ahead), history=history)
+        story.decoder.launch([step])
+    assert not history.logprobs
+    for number in (1, 2):
+        story.collect(["a"])
+        assert len(history.logprobs) == number
+        ((likeliest, logprob),) = history.logprobs[-1].top
+        assert (likeliest, logprob) == (story.answers["a"][-1], history.logprobs[-1].logprob)

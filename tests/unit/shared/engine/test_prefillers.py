@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from shared.engine.batch import SequenceStep
 from shared.engine.device_stream import DeviceStream
+from shared.engine.history import TokenHistory
 from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
 from shared.engine.stream_prefiller import StreamPrefiller
@@ -67,3 +70,20 @@ def test_an_eager_step_is_done_when_it_is_launched() -> None:
     assert (prefiller.num_in_flight, prefiller.is_done()) == (1, True)
     assert prefiller.collect() == (expected,)
     assert prefiller.num_in_flight == 0
+
+
+@torch.inference_mode()
+def test_a_first_token_s_probability_is_told_with_it() -> None:
+    """The same in both: it is on its way while the step runs."""
+    told = []
+    for make in (
+        lambda: EagerPrefiller(runner()),
+        lambda: StreamPrefiller(runner(), DeviceStream(torch.device("cpu")), lambda _: 0),
+    ):
+        prefiller, history = make(), TokenHistory(GREEDY, num_logprobs=2)
+        prefiller.launch([dataclasses.replace(chunk(0, 7, blocks=[3, 1]), history=history)])
+        (token_id,) = prefiller.collect()
+        (likely,) = history.logprobs
+        assert likely.top[0] == (token_id, likely.logprob)
+        told.append(likely)
+    assert told[0] == told[1]
