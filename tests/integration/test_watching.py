@@ -215,3 +215,16 @@ def test_logs_hold_neither_prompts_nor_handles(pair: Pair) -> None:
     text = "".join(pair.log_path(daemon).read_text() for daemon in DAEMONS)
     assert "request.accepted" in text
     assert secret not in text
+
+
+def test_the_doctor_finds_a_running_pair_well(pair: Pair) -> None:
+    """Both answer, they fit, their link is open, and nothing would stop them."""
+    model = pair.status()["model"]
+    told = json.loads(kvpair(pair, "doctor", "--json", "--model", str(model)))
+    assert told["ok"] is True
+    by_check = {finding["check"]: finding for finding in told["findings"]}
+    assert by_check["prefilld"]["text"].startswith("is serving")
+    assert by_check["decoded"]["text"].startswith("is serving")
+    assert by_check["link"]["verdict"] == "ok"
+    assert "PID namespaces" not in by_check
+    assert "memory" not in by_check, "what runs has its memory already"
