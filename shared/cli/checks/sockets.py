@@ -6,6 +6,8 @@ import grp
 import os
 import pwd
 import socket
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +55,9 @@ def check_folder(name: str, path: Path, group: str | None) -> Finding:
         return fail(
             check, f"there is no group {group} ({name}.group)", cure=f"groupadd --system {group}"
         )
-    members = "its user and root only" if group is None else f"members of {group} as well"
     if not folder.exists():
         if os.access(folder.parent, os.W_OK | os.X_OK):
-            return ok(check, f"{folder} will be made; open to {members}")
+            return ok(check, f"{folder} will be made; open to {_members(group)}")
         return fail(
             check,
             f"{folder} is not there, and {folder.parent} may not be written",
@@ -68,7 +69,9 @@ def check_folder(name: str, path: Path, group: str | None) -> Finding:
             f"{folder} is closed to {_who_am_i()}; it belongs to {_owner_of(folder)}",
             cure=_join(folder),
         )
-    return ok(check, f"{folder} belongs to {_owner_of(folder)}; open to {members}")
+    info = folder.stat()
+    opened_to = _group_name(info.st_gid) if info.st_mode & stat.S_IXGRP else None
+    return ok(check, f"{folder} belongs to {_owner_of(folder)}; open to {_members(opened_to)}")
 
 
 def check_daemon(name: str, path: Path) -> tuple[Finding, Answer | None]:
@@ -167,12 +170,23 @@ def _is_refused(path: Path) -> bool:
 
 
 def _join(path: Path) -> str:
-    """Return what lets this user in."""
+    """Return what lets this user in, where a socket or its folder is closed."""
+    for place in (path, path.parent):
+        with suppress(OSError):  # what is in a closed folder cannot be looked at
+            group = _group_name(place.stat().st_gid)
+            return f"sudo usermod -aG {group} {_who_am_i()}, then log in again"
+    return "ask its owner to let you in (prefilld.group names a group that may)"
+
+
+def _members(group: str | None) -> str:
+    return "its user and root only" if group is None else f"members of {group} as well"
+
+
+def _group_name(gid: int) -> str:
     try:
-        group = grp.getgrgid(path.stat().st_gid).gr_name
-    except (OSError, KeyError):
-        return "ask its owner to let you in (prefilld.group names a group that may)"
-    return f"sudo usermod -aG {group} {_who_am_i()}, then log in again"
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return f"the group {gid}"
 
 
 def _who_am_i() -> str:
