@@ -16,7 +16,7 @@ from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
 from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.listening import Door
-from shared.daemon.metrics_http import metrics_over_http
+from shared.daemon.watched import watched
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
 
@@ -43,16 +43,17 @@ MAX_CLIENTS = 4096
 async def run(service: Service, listener: Listener) -> None:
     """Run prefilld until it was told to stop and has finished what it had begun."""
     engine = EngineThread(num_threads=service.config.prefilld.threads)
-    app = Prefilld(service, engine, listener)
-    scrapers = metrics_over_http(
+    watching = watched(
         service.metrics, name=service.name, resolved=service.resolved, log=service.log
     )
-    try:
-        async with scrapers:
-            await app.serve()
-    finally:
-        app.close()
-        await engine.stop(grace_s=ENGINE_GRACE_S)
+    with listener:  # where nobody may watch as configured, there is no app to close it
+        async with watching as service.tracer:
+            app = Prefilld(service, engine, listener)
+            try:
+                await app.serve()
+            finally:
+                app.close()
+                await engine.stop(grace_s=ENGINE_GRACE_S)
 
 
 class Prefilld:
