@@ -181,6 +181,7 @@ def test_an_error_that_tells_of_a_daemons_end_is_a_loss(code: str) -> None:
     [
         RequestError("internal", "decoded refused it", retryable=False),
         RequestError("timeout", "too long", retryable=True),
+        RequestError("model-changed", "another model", retryable=False),
         RequestError("poisoned", "it kills", retryable=False),
         DeadlineError("silent"),
         InvalidMessageError("tokens: nonsense"),
