@@ -112,6 +112,19 @@ def test_a_prompt_that_dies_with_prefilld_is_taken_to_the_next_one(
     assert len(delivered.losses) == 1
 
 
+def test_a_prefilld_that_was_started_again_serves_at_once(pair: Pair) -> None:
+    """While decoded still streams, and holds the mapping of, what the dead one handed over."""
+    with pair.client.stream([5, 6], max_tokens=4_000, ignore_eos=True) as old:
+        wait_until(lambda: pair.decoded_status()["sequences"]["running"] == 1, what="it runs")
+        pair.kill("prefilld")
+        pair.restart("prefilld")
+        assert len(pair.client.generate([7, 8], max_tokens=20, ignore_eos=True).ids) == 20
+        assert pair.decoded_status()["sequences"]["running"] == 1
+        *_, end = old
+    assert isinstance(end, End)
+    assert (end.reason, end.usage.completion_tokens) == ("length", 4_000)
+
+
 def die_under(pair: Pair, request_id: str, resume: Resume | None) -> Resume:
     """Kill decoded while it has the request; return what its client would come back with."""
     client = Client(pair.socket, resume_policy=ResumePolicy(max_attempts=0))
