@@ -12,11 +12,27 @@ from protocol import messages as wire
 from protocol.errors import InvalidMessageError
 from protocol.limits import VERSION
 from shared.daemon.fingerprint import first_difference
+from shared.kv.errors import MappingFault
+from shared.ops.token_bitmap import bitmap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from shared.kv.layout import KVLayout
+
+UNMAPPABLE: dict[MappingFault, tuple[str, str]] = {
+    MappingFault.HANDLE: ("handle", "restart both daemons: the handle is no living pool's"),
+    MappingFault.SELF: (
+        "same-pid",
+        "give both daemons one PID namespace, or start each under an init",
+    ),
+    MappingFault.PEER: (
+        "peer-access",
+        "use one GPU for both daemons or another pair, and let both see both GPUs' device nodes",
+    ),
+    MappingFault.EVENTS: ("shm", "let both daemons see one /dev/shm"),
+}
+"""Code and cure of what is wrong with a pool, where it is not its size."""
 
 
 def judge_hello(
@@ -26,6 +42,8 @@ def judge_hello(
     uid: int,
     allowed_uids: Collection[int],
     fields: Mapping[str, object],
+    backend: str,
+    device: str,
 ) -> wire.Refuse | None:
     """Return why a link is refused, or None.
 
@@ -35,6 +53,8 @@ def judge_hello(
         uid: prefilld's user, as the kernel tells it.
         allowed_uids: Users whose prefilld may open the link.
         fields: What this daemon's fingerprint is made of.
+        backend: What the pool is to be made of, `memfd` or `cuda`.
+        device: The UUID of this daemon's GPU, or `cpu`.
     """
     theirs = hello.instance
     if uid not in allowed_uids:
@@ -77,14 +97,16 @@ def judge_hello(
             theirs=theirs.pid,
             message="share the PID namespace, or start the daemons under an init",
         )
-    if hello.backend != "memfd":
+    if hello.backend != backend:
         return _refuse(
             "backend",
             "backend",
-            ours="memfd",
+            ours=backend,
             theirs=hello.backend,
-            message="set the same [pool] backend for both daemons",
+            message="give both daemons one configuration: both on GPUs, or both on the CPU",
         )
+    if backend == "cuda" and (refusal := _judge_gpu(hello, instance, device)) is not None:
+        return refusal
     name = first_difference(fields, hello.fields)
     if name is not None:
         return _refuse(
@@ -93,6 +115,39 @@ def judge_hello(
             ours=fields.get(name, "absent"),
             theirs=hello.fields.get(name, "absent"),
             message="give both daemons the same configuration and model, and restart them",
+        )
+    return None
+
+
+def _judge_gpu(hello: wire.Hello, instance: wire.Instance, device: str) -> wire.Refuse | None:
+    """Judge what matters to CUDA IPC alone.
+
+    Two PID namespaces are no reason as long as the pids differ as each process sees its own:
+    memory has been opened across them.  Should it not open, `unmappable` names them.
+    """
+    if not hello.device.startswith(("GPU-", "MIG-")):
+        return _refuse(
+            "invalid-message",
+            "device",
+            ours=device,
+            theirs=hello.device,
+            message="a GPU is named by its UUID; both daemons must run the same version",
+        )
+    if hello.instance.shm_device != instance.shm_device:
+        return _refuse(
+            "shm",
+            "shm_device",
+            ours=instance.shm_device,
+            theirs=hello.instance.shm_device,
+            message="let both daemons see one /dev/shm: CUDA's events cross processes through it",
+        )
+    if device != hello.device and "MIG-" in (device[:4], hello.device[:4]):
+        return _refuse(
+            "peer-access",
+            "device",
+            ours=device,
+            theirs=hello.device,
+            message="parts of GPUs cannot read each other; give both daemons one part, or two GPUs",
         )
     return None
 
@@ -145,9 +200,10 @@ def foreign_backend() -> wire.Refuse:
     )
 
 
-def unmappable(text: str) -> wire.Refuse:
+def unmappable(text: str, fault: MappingFault = MappingFault.SIZE) -> wire.Refuse:
     """Return the refusal of a pool that cannot be mapped."""
-    return _refuse("size", "pool", ours=text, theirs="", message="restart both daemons")
+    code, cure = UNMAPPABLE.get(fault, ("size", "restart both daemons"))
+    return _refuse(code, "pool", ours=text, theirs="", message=cure)
 
 
 def too_slow(floor_gb_s: float, read_gb_s: float) -> wire.Refuse:
@@ -161,7 +217,9 @@ def too_slow(floor_gb_s: float, read_gb_s: float) -> wire.Refuse:
     )
 
 
-def check_chunk(message: wire.Chunk, layout: KVLayout, num_slots: int) -> None:
+def check_chunk(
+    message: wire.Chunk, layout: KVLayout, num_slots: int, *, num_events: int = 0
+) -> None:
     """Hold a CHUNK's numbers against the pool that MAP described.
 
     Raises:
@@ -173,6 +231,8 @@ def check_chunk(message: wire.Chunk, layout: KVLayout, num_slots: int) -> None:
             f"chunk: {len(message.blocks)} blocks from {message.first} exceed "
             f"{message.total_blocks}"
         )
+    if message.event is not None and message.event >= num_events:
+        raise InvalidMessageError(f"event {message.event} is not in a ring of {num_events}")
 
 
 def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab_size: int) -> None:
@@ -209,9 +269,25 @@ def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab
         )
     if request.sampling.seed is None:
         raise InvalidMessageError("handoff: the seed is not resolved")
-    if max(request.ids) >= vocab_size:
+    named = max([*request.ids, *request.stop_ids, *(e.id for e in request.sampling.logit_bias)])
+    if named >= vocab_size:
         raise InvalidMessageError(
-            f"handoff: token id {max(request.ids)} is outside the vocabulary of {vocab_size}"
+            f"handoff: token id {named} is outside the vocabulary of {vocab_size}"
+        )
+    _check_sampling(request, vocab_size)
+
+
+def _check_sampling(request: wire.RequestState, vocab_size: int) -> None:
+    """Hold what sampling depends on against the model and the answer so far."""
+    if request.prompt_set and len(request.prompt_set) != bitmap_bytes(vocab_size):
+        raise InvalidMessageError(
+            f"handoff: a set of tokens of {len(request.prompt_set)} bytes is not one of a "
+            f"vocabulary of {vocab_size}"
+        )
+    num_held = len(request.ids) - request.delivered if request.logprobs is not None else 0
+    if len(request.held_logprobs) != num_held:
+        raise InvalidMessageError(
+            f"handoff: {len(request.held_logprobs)} log-probabilities of {num_held} held ids"
         )
 
 

@@ -151,7 +151,7 @@ class AdoptionDesk:
         sequence, piece = Sequence.adopt(
             message, stream=stream, token_bytes=self._token_bytes, adopted_ns=now_ns
         )
-        stream.push(piece)
+        stream.push(piece, sequence.take_logprobs(piece))
         if descriptor is None:
             effects = session.intake.handoff_without_descriptor(message.lease, sequence)
         else:
@@ -175,6 +175,7 @@ class AdoptionDesk:
         A stream whose ADOPT the kernel did not accept whole is not ours: prefilld hands it to
         another decoded, or its client asks again.
         """
+        self._metrics.links_lost.inc()
         self.carry_out(session, session.intake.link_lost())
         for sequence, owner in tuple(self._unconfirmed.items()):
             if owner is session:

@@ -13,7 +13,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from decoded.turns import CopyJob, TurnResult, Turns
-from shared.clock import NS_PER_S
 from shared.kv.pull import slice_blocks
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ class DecodeLoop:
         self._turns, self._engine, self._layout = turns, engine, layout
         self._scheduler, self._desk, self._book = scheduler, desk, book
         self._metrics = metrics
+        self._last_step_ns = 0
+        """When the previous step ended."""
         self._work = asyncio.Event()
         self._in_flight: deque[list[Sequence]] = deque()
         """The batches of steps that are launched and not collected."""
@@ -114,26 +115,29 @@ class DecodeLoop:
             self._num_copies -= 1
             if done.is_complete:
                 num_bytes = len(done.job.copy.sources) * self._layout.block_bytes
-                self._metrics.pulled_bytes.inc(num_bytes)
+                self._metrics.copied(num_bytes=num_bytes, duration_ns=done.done_ns - done.start_ns)
             self._desk.copied(done)
 
     def _stepped(self, batch: list[Sequence], result: TurnResult) -> None:
         """Send each sequence its token, and end those that are done."""
         assert result.token_ids is not None
-        self._metrics.steps.inc()
-        if result.step_seconds is not None:
-            self._metrics.step_seconds.observe(result.step_seconds)
         self._scheduler.collected(batch)
+        living = [sequence for sequence in batch if self._book.is_living(sequence)]
+        self._metrics.stepped(
+            num_sequences=len(living),
+            num_second=sum(not sequence.new_ids for sequence in living),
+            step_s=result.step_seconds,
+            since_ns=result.step_done_ns - self._last_step_ns,
+        )
+        self._last_step_ns = result.step_done_ns
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
             if not self._book.is_living(sequence):
                 continue  # it ended while this step was running
             if not sequence.new_ids:
                 sequence.times.first_step_ns = result.step_done_ns
-                waited_ns = result.step_done_ns - sequence.state.first_token_ns
-                self._metrics.second_token_seconds.observe(waited_ns / NS_PER_S)
+                self._metrics.second_token(sequence)
             piece = sequence.push(token_id)
-            self._metrics.generated_tokens.inc()
-            sequence.stream.push(piece)
+            sequence.stream.push(piece, sequence.take_logprobs(piece))
             if piece.finish is not None:
                 self._book.end(sequence, piece.finish)
 

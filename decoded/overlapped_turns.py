@@ -142,7 +142,7 @@ class OverlappedTurns:
 
     def _try_start(self, copy: _Copy, now_ns: int) -> None:
         blocks, pool = copy.job.copy, copy.job.session.peer_pool
-        if not pool.is_written(blocks.event):
+        if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
             return
         copy.start_ns = now_ns
         copy.pending = self._puller.start(
@@ -153,5 +153,7 @@ class OverlappedTurns:
         )
 
     def _is_hopeless(self, copy: _Copy, now_ns: int) -> bool:
-        """Whether blocks that are not written will never be: their writer is gone, or stuck."""
-        return copy.job.session.is_lost or now_ns >= copy.deadline_ns
+        """Whether a copy will never start: its writer is gone or stuck, or took the blocks back."""
+        session = copy.job.session
+        is_revoked = not session.peer_pool.is_valid(copy.job.copy)
+        return is_revoked or session.is_lost or now_ns >= copy.deadline_ns

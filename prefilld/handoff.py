@@ -247,6 +247,7 @@ class HandoffDesk:
         self._ready.remove(request)
         request.state = RequestState.SENT
         request.sent_ns = self._clock.monotonic_ns()
+        self._metrics.ready_seconds.observe((request.sent_ns - request.first_token_ns) / NS_PER_S)
         detached = request.client.detach()
         handoff = handoff_message(request, lease, self._epoch, residue=detached.residue)
         link.send(handoff, (detached.socket.fileno(),))

@@ -86,6 +86,11 @@ class PrefillLink:
         return self._state == "open"
 
     @property
+    def is_answered(self) -> bool:
+        """Whether decoded is there: it took the connection, and may still be loading."""
+        return self._state in {"handshake", "open"}
+
+    @property
     def peer_pool_blocks(self) -> int | None:
         """Blocks of decoded's pool that sequences may have; None before decoded ever told."""
         return None if self._welcome is None else self._welcome.pool_blocks
@@ -177,6 +182,7 @@ class PrefillLink:
 
     def _open(self, link: MessageSocket, welcome: wire.Welcome, mapped: wire.Mapped) -> None:
         config = self._service.config.link
+        self._metrics.link_opened(before=self._welcome, now=welcome)
         self._state, self._handshake = "open", None
         self._is_parting = self._is_announced = False
         self._welcome, self._bandwidth_gb_s, self._rtt_us = welcome, mapped.bandwidth_gb_s, None
@@ -185,7 +191,6 @@ class PrefillLink:
             timeout_s=config.ping_timeout_s,
             now_s=self._now_s(),
         )
-        self._metrics.links.inc()
         self._service.log.info(
             "link.opened",
             peer_pid=welcome.instance.pid,

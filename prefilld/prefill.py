@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from shared.daemon.model_host import sampling_params
+from shared.daemon.sampling import sampling_params
 from shared.engine.batch import SequenceStep
+from shared.engine.history import TokenHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,10 +52,22 @@ def wait_for_chunks(
 
 
 def _step_of(chunk: Chunk[Request]) -> SequenceStep:
-    request = chunk.request
+    request, sampling = chunk.request, None
+    if chunk.is_last:
+        prompt = request.prompt
+        sampling = sampling_params(
+            prompt.sampling, min_tokens=prompt.min_tokens, end_ids=prompt.stop_ids
+        )
+        request.history = TokenHistory.needed_for(
+            sampling,
+            num_logprobs=prompt.logprobs,
+            prompt=prompt.prompt_set,
+            answer_ids=prompt.resumed_ids,
+        )
     return SequenceStep(
         token_ids=request.token_ids[chunk.start : chunk.start + chunk.length],
         start_position=chunk.start,
         block_table=request.blocks,
-        sampling=sampling_params(request.prompt.sampling) if chunk.is_last else None,
+        sampling=sampling,
+        history=request.history,
     )

@@ -22,6 +22,7 @@ from prefilld.scheduler import Chunk, Scheduler
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.clock import NS_PER_S
+from shared.daemon.sampling import wire_logprob
 
 if TYPE_CHECKING:
     from prefilld.casualties import Casualties
@@ -83,21 +84,19 @@ class Serving:
         return not self._requests and self._desk.num_sent == 0
 
     @property
+    def num_requests(self) -> int:
+        """Requests that are prefilld's."""
+        return len(self._requests)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks."""
         return self._scheduler.num_waiting
 
-    def queue_status(self) -> dict[str, object]:
-        """Return what STATUS tells of the queues."""
-        waiting = self._scheduler.waiting
-        oldest_ns = waiting[0].arrived_ns if waiting else self._now_ns()
-        return {
-            "waiting": len(waiting),
-            "oldest_s": round((self._now_ns() - oldest_ns) / NS_PER_S, 3),
-            "running": self._scheduler.num_running,
-            "ready": self._desk.num_ready,
-            "sent": self._desk.num_sent,
-        }
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Requests that are prefilld's, in the order of their arrival."""
+        return tuple(self._requests.values())
 
     # --- a request arrives -------------------------------------------------------------------
 
@@ -148,6 +147,8 @@ class Serving:
             chunk.request.started_ns = chunk.request.started_ns or self._now_ns()
             chunk.request.launched_tokens += chunk.length
             chunk.request.num_in_flight += 1
+        if not self._in_flight:
+            self._step_began_ns = self._now_ns()
         self._in_flight.append(chunks)
         event = await self._engine.run(launch_chunks, self._prefiller, chunks)
         if event is None:
@@ -161,7 +162,16 @@ class Serving:
         token_ids = await self._engine.run(wait_for_chunks, self._prefiller, self._work.is_set)
         if token_ids is None:
             return
-        for chunk, token_id in zip(self._in_flight.popleft(), token_ids, strict=True):
+        chunks, began_ns, self._step_began_ns = (
+            self._in_flight.popleft(),
+            self._step_began_ns,
+            self._now_ns(),
+        )
+        self._metrics.stepped(
+            num_tokens=sum(chunk.length for chunk in chunks),
+            duration_ns=self._step_began_ns - began_ns,
+        )
+        for chunk, token_id in zip(chunks, token_ids, strict=True):
             self._computed(chunk, token_id)
         self._desk.pump()
 
@@ -178,7 +188,6 @@ class Serving:
         request = chunk.request
         request.computed_tokens += chunk.length
         request.num_in_flight -= 1
-        self._metrics.prompt_tokens.inc(chunk.length)
         if request in self._cancelled:
             return  # `_end_cancelled` is next
         if token_id is None:
@@ -190,14 +199,15 @@ class Serving:
     def _first_token(self, request: Request, token_id: int) -> None:
         request.first_token_ns = self._now_ns()
         request.answer_ids.append(token_id)
-        self._metrics.queue_seconds.observe((request.started_ns - request.arrived_ns) / NS_PER_S)
-        self._metrics.prefill_seconds.observe(
-            (request.first_token_ns - request.started_ns) / NS_PER_S
-        )
+        if request.history is not None:
+            request.held_logprobs += map(wire_logprob, request.history.logprobs)
+        self._metrics.first_token(request)
         piece = request.assembler.push(token_id)
         has_text = bool(piece.ids or piece.text)
         if has_text and (request.prompt.stream or piece.finish is not None):
-            request.client.send(piece_message(piece))
+            asked = request.prompt.logprobs is not None
+            request.client.send(piece_message(piece, request.held_logprobs if asked else None))
+            request.held_logprobs = []
             request.delivered = piece.index + len(piece.ids)
         if piece.finish is not None:
             self._end(request, piece.finish)

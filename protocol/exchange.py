@@ -34,6 +34,7 @@ from protocol.messages import (
     Resume,
     Sampling,
     Timings,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -65,11 +66,13 @@ class Options(TypedDict, total=False):
     id: str | None
     raw: bool
     max_tokens: int | None
+    min_tokens: int
     sampling: Sampling
     stop: Sequence[str]
     stop_ids: Sequence[int]
     ignore_eos: bool
     stream: bool
+    logprobs: int | None
     resume: Resume | None
 
 
@@ -90,6 +93,8 @@ class Answer:
     timings_ms: Timings
     ttft_ms: float | None
     """From connecting to the first TOKENS, by the client's clock; None without any."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `ids`, where they were asked for."""
 
 
 def request_message(kind: type[_RequestT], prompt: Prompt, options: Options) -> _RequestT:
@@ -216,6 +221,7 @@ class AnswerBuilder:
         self._end: End | None = None
         self._ids: list[int] = []
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._ttft_ms: float | None = None
 
     def add(self, event: Event, *, now_s: float) -> None:
@@ -228,6 +234,7 @@ class AnswerBuilder:
                     self._ttft_ms = (now_s - self._began_s) * 1e3
                 self._ids += event.ids
                 self._texts.append(event.text)
+                self._logprobs += event.logprobs or ()
             case End():
                 self._end = event
 
@@ -245,4 +252,5 @@ class AnswerBuilder:
             usage=self._end.usage,
             timings_ms=self._end.timings_ms,
             ttft_ms=self._ttft_ms,
+            logprobs=tuple(self._logprobs),
         )

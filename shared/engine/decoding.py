@@ -14,6 +14,7 @@ from shared.engine.batch import SequenceStep
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from shared.engine.history import TokenHistory
     from shared.engine.runner import ModelRunner
     from shared.ops.sampling import SamplingParams
 
@@ -32,6 +33,13 @@ class DecodeStep:
     """The sequence's blocks in order.  `block` is one of the own pool, `~block` one of the peer's;
     the new token's own block is ours."""
     sampling: SamplingParams
+    history: TokenHistory | None = None
+    """What was said so far, where sampling looks at it or is to tell of it."""
+
+    @property
+    def context_len(self) -> int:
+        """Tokens that are computed after this step, which is the sampled one's position."""
+        return self.position + 1
 
 
 class Decoder(Protocol):
@@ -107,4 +115,5 @@ def _sequence_step(step: DecodeStep) -> SequenceStep:
         start_position=step.position,
         block_table=step.block_table,
         sampling=step.sampling,
+        history=step.history,
     )

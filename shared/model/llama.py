@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from shared.model.rope import inverse_wavelengths
+from shared.ops.attention import row_spans
 from shared.ops.forward_ops import ops_for
 from shared.ops.greedy import GreedyHead
 from shared.ops.norm import rms_norm
@@ -97,7 +98,7 @@ class Llama:
             `batch.output_rows`, only those rows.
         """
         spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
-        num_tokens, rows = batch.token_ids.shape[0], batch.output_rows
+        num_tokens, rows, spans = batch.token_ids.shape[0], batch.output_rows, batch.spans
         cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
@@ -108,12 +109,11 @@ class Llama:
             )
             if is_last and rows == ():
                 return residual[:0]
-            attended = ops.prefill_attention(
-                query, kv_layer, batch.spans, scale=spec.head_dim**-0.5
-            )
             if is_last and rows is not None and len(rows) < num_tokens:
-                chosen = list(rows)
-                attended, residual = attended[chosen], residual[chosen]
+                assert batch.output_index is not None
+                query, residual = query[batch.output_index], residual[batch.output_index]
+                spans = tuple(row_spans(spans, rows, block_size=kv.shape[4]))
+            attended = ops.prefill_attention(query, kv_layer, spans, scale=spec.head_dim**-0.5)
             ops.add_linear(residual, attended.flatten(1), layer.o)
             gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)
@@ -180,9 +180,15 @@ class Llama:
         Returns:
             [num_rows] int64.
         """
+        return self.likeliest_with_logits(hidden)[0]
+
+    def likeliest_with_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what `likeliest` does, and all logits where they had to be computed for it."""
         if self._greedy_head is None:
-            return self.logits(hidden).argmax(-1)
-        return self._greedy_head.argmax(rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps))
+            logits = self.logits(hidden)
+            return logits.argmax(-1), logits
+        normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
+        return self._greedy_head.argmax(normed), None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens to come after each row.

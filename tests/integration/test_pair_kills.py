@@ -35,12 +35,17 @@ SETTLED_S = 1.0
 
 
 def asks() -> list[Ask]:
-    """Return short and long prompts; every other answer is drawn by chance, from a seed."""
+    """Return short and long prompts; greedy, drawn by chance from a seed, and with penalties."""
     return [
         Ask(
             prompt=tuple(2 + (7 * index + number) % 250 for index in range(20 + 60 * number)),
             max_tokens=NUM_TOKENS,
-            sampling=Sampling(temperature=0.9 * (number % 2), seed=number),
+            sampling=Sampling(
+                temperature=0.9 * (number % 2),
+                seed=number,
+                repetition_penalty=1.3 if number > 5 else 1.0,
+                frequency_penalty=0.5 if number > 5 else 0.0,
+            ),
         )
         for number in range(NUM_STREAMS)
     ]
@@ -94,6 +99,7 @@ def check(delivered: Delivered, solo: Delivered, ask: Ask, engine: LocalEngine) 
     assert delivered.end is not None
     assert (delivered.end.reason, delivered.end.usage.completion_tokens) == ("length", NUM_TOKENS)
     sampling = ask.sampling
+    # The lead is told without penalties, so an answer that has some must be equal to be passed.
     check_repeated(
         delivered.ids,
         solo.ids,

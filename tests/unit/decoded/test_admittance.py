@@ -21,6 +21,7 @@ from protocol import messages as wire
 from protocol.codec import validate
 from protocol.errors import CODES, InvalidMessageError
 from protocol.limits import VERSION
+from shared.kv.errors import MappingFault
 from shared.kv.layout import KVLayout
 from tests.unit.decoded.samples import CHUNK, EPOCH, HANDOFF, changed
 
@@ -38,9 +39,25 @@ HELLO = wire.Hello(
 )
 
 
-def judge(uid: int = 5, **changes: Any) -> wire.Refuse | None:  # noqa: ANN401 - HELLO's fields
+def judge(
+    uid: int = 5,
+    ours: tuple[str, str] = ("memfd", "cpu"),
+    **changes: Any,  # noqa: ANN401 - HELLO's fields
+) -> wire.Refuse | None:
     hello = msgspec.structs.replace(HELLO, **changes)
-    return judge_hello(hello, instance=OURS, uid=uid, allowed_uids={5, 0}, fields=FIELDS)
+    return judge_hello(
+        hello,
+        instance=OURS,
+        uid=uid,
+        allowed_uids={5, 0},
+        fields=FIELDS,
+        backend=ours[0],
+        device=ours[1],
+    )
+
+
+def judge_gpu(ours: str = "GPU-a", **changes: Any) -> wire.Refuse | None:  # noqa: ANN401 - as above
+    return judge(ours=("cuda", ours), **({"backend": "cuda", "device": "GPU-a"} | changes))
 
 
 def instance(**changes: Any) -> wire.Instance:  # noqa: ANN401 - INSTANCE's fields
@@ -82,6 +99,69 @@ def test_a_difference_is_refused_and_named_with_both_values(
     assert refuse.code in CODES
     assert (refuse.code, refuse.field, refuse.ours, refuse.theirs) == (code, field, ours, theirs)
     assert refuse.message
+
+
+@pytest.mark.parametrize("ours", ["GPU-a", "GPU-b"])
+def test_a_prefilld_on_a_gpu_is_taken(ours: str) -> None:
+    """On one or on two; the driver and the proof say the rest."""
+    assert judge_gpu(ours) is None
+
+
+def test_two_pid_namespaces_are_no_reason_while_the_pids_differ() -> None:
+    """Memory has been opened across them; only equal pids are taken for the own process."""
+    assert judge_gpu(instance=instance(pid_namespace=3)) is None
+    refuse = judge_gpu(instance=instance(pid=OURS.pid, pid_namespace=3))
+    assert refuse is not None
+    assert refuse.code == "same-pid"
+
+
+@pytest.mark.parametrize(
+    ("ours", "changes", "code", "field"),
+    [
+        ("GPU-a", {"backend": "memfd"}, "backend", "backend"),
+        ("GPU-a", {"device": "cpu"}, "invalid-message", "device"),
+        ("GPU-a", {"device": "0"}, "invalid-message", "device"),
+        ("GPU-a", {"instance": instance(shm_device=9)}, "shm", "shm_device"),
+        ("GPU-a", {"instance": instance(shm_device=0)}, "shm", "shm_device"),
+        ("MIG-a", {"device": "MIG-b"}, "peer-access", "device"),
+        ("GPU-a", {"device": "MIG-b"}, "peer-access", "device"),
+    ],
+)
+def test_what_cuda_cannot_cross_is_refused_before_anything_is_opened(
+    ours: str, changes: dict[str, Any], code: str, field: str
+) -> None:
+    """At the first request it would be a crash or silence."""
+    refuse = judge_gpu(ours, **changes)
+    assert refuse is not None
+    validate(refuse)
+    assert (refuse.code, refuse.field) == (code, field)
+    assert code in CODES
+    assert refuse.message
+
+
+def test_one_part_of_a_gpu_may_serve_both() -> None:
+    assert judge_gpu("MIG-a", device="MIG-a") is None
+
+
+def test_shared_memory_does_not_need_one_dev_shm() -> None:
+    """The memfd travels by itself."""
+    assert judge(instance=instance(shm_device=9)) is None
+
+
+@pytest.mark.parametrize("fault", list(MappingFault))
+def test_every_fault_of_a_mapping_has_a_code_and_a_cure(fault: MappingFault) -> None:
+    refuse = unmappable("what the driver says", fault)
+    validate(refuse)
+    assert refuse.code in CODES
+    assert refuse.ours == "what the driver says"
+    assert refuse.message
+    expected = {
+        MappingFault.HANDLE: "handle",
+        MappingFault.SELF: "same-pid",
+        MappingFault.PEER: "peer-access",
+        MappingFault.EVENTS: "shm",
+    }
+    assert refuse.code == expected.get(fault, "size")
 
 
 def test_a_user_who_may_not_is_told_nothing_else() -> None:
@@ -128,12 +208,14 @@ LAYOUT = KVLayout(
 )
 NUM_SLOTS = 4
 VOCAB = 100
+LOGPROB = wire.TokenLogprob(logprob=-1.0, top_ids=[], top_logprobs=[])
 
 
 def test_a_chunk_within_the_pool_is_believed() -> None:
     check_chunk(CHUNK, LAYOUT, NUM_SLOTS)
     check_chunk(changed(CHUNK, first=1, blocks=[15], slot=3), LAYOUT, NUM_SLOTS)
     check_chunk(changed(CHUNK, blocks=[]), LAYOUT, NUM_SLOTS)
+    check_chunk(changed(CHUNK, event=7), LAYOUT, NUM_SLOTS, num_events=8)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +226,7 @@ def test_a_chunk_within_the_pool_is_believed() -> None:
         ({"blocks": [3, 3]}, "a block is named twice"),
         ({"blocks": [1, 2, 3]}, "3 blocks are named of 2 in all"),
         ({"first": 2, "blocks": [3]}, "1 blocks from 2 exceed 2"),
+        ({"event": 0}, "event 0 is not in a ring of 0"),
     ],
 )
 def test_a_chunk_that_contradicts_the_pool_is_refused(changes: dict[str, Any], fault: str) -> None:
@@ -160,6 +243,7 @@ def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
     check(ids=[41, 42, 43], num_tokens=12, resumed=2, delivered=3)
     check(prompt_tokens=17, num_tokens=17, blocks=[1, 2], total_blocks=2, max_tokens=15)
     check(ids=[VOCAB - 1])
+    check(prompt_set=bytes(13), logprobs=2, delivered=0, held_logprobs=[LOGPROB])
 
 
 @pytest.mark.parametrize(
@@ -179,6 +263,14 @@ def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
         ({"delivered": 2}, "2 of 1 ids cannot have been delivered"),
         ({"sampling": wire.Sampling()}, "the seed is not resolved"),
         ({"ids": [VOCAB]}, "token id 100 is outside the vocabulary of 100"),
+        ({"stop_ids": [VOCAB]}, "token id 100 is outside the vocabulary of 100"),
+        (
+            {"sampling": wire.Sampling(seed=1, logit_bias=[wire.LogitBias(id=VOCAB, bias=1.0)])},
+            "token id 100 is outside the vocabulary of 100",
+        ),
+        ({"prompt_set": bytes(12)}, "a set of tokens of 12 bytes is not one of a vocabulary of"),
+        ({"logprobs": 2, "delivered": 0}, "0 log-probabilities of 1 held ids"),
+        ({"held_logprobs": [LOGPROB]}, "1 log-probabilities of 0 held ids"),
     ],
 )
 def test_a_handoff_that_contradicts_pool_model_or_itself_is_refused(

@@ -9,6 +9,7 @@ from decoded.sequence import Sequence
 from decoded.stream import ClientStream
 from protocol import messages as wire
 from shared.model.answer import Piece
+from shared.ops.logprobs import TokenLogprob
 from shared.ops.sampling import SamplingParams
 from tests.unit.decoded.samples import HANDOFF, changed
 
@@ -31,7 +32,8 @@ def test_a_sequence_goes_on_where_prefilld_stopped() -> None:
     assert (sequence.times.sent_ns, sequence.times.adopted_ns, sequence.lease_id) == (4, 99, 1)
     step = sequence.next_step()
     assert (step.token_id, step.position, step.block_table) == (65, 10, [3, 4])
-    assert step.sampling == SamplingParams(temperature=0, top_k=0, top_p=1, seed=7)
+    assert step.sampling == SamplingParams(temperature=0, top_k=0, top_p=1, seed=7, end_ids=(0,))
+    assert step.history is None
     assert sequence.push(66) == Piece(1, [66], "B", None)
     step = sequence.next_step()
     assert (step.token_id, step.position) == (66, 11)
@@ -77,3 +79,38 @@ def test_a_character_cut_by_the_hand_over_is_whole() -> None:
     sequence, piece = adopt(changed(HANDOFF, ids=[0xC3], delivered=0, stop_ids=[]))
     assert piece.is_empty
     assert sequence.push(0xA9) == Piece(0, [0xC3, 0xA9], "é", None)
+
+
+def test_penalties_go_on_from_what_prefilld_counted() -> None:
+    """The prompt's tokens come as a set, the answer's as ids."""
+    sampling = wire.Sampling(seed=7, repetition_penalty=1.5)
+    sequence, _ = adopt(
+        changed(HANDOFF, ids=[65], sampling=sampling, prompt_set=bytes(13), min_tokens=2)
+    )
+    step = sequence.next_step()
+    assert step.history is sequence.history is not None
+    assert step.history.num_answer_tokens == 1
+    assert (step.sampling.min_tokens, step.sampling.end_ids) == (2, (0,))
+
+
+def test_probabilities_leave_with_their_ids() -> None:
+    """They wait with an id whose text is half a character, also one that prefilld sampled."""
+    held = wire.TokenLogprob(logprob=-0.5, top_ids=[], top_logprobs=[])
+    sequence, piece = adopt(
+        changed(HANDOFF, ids=[0xC3], delivered=0, stop_ids=[], logprobs=1, held_logprobs=[held])
+    )
+    assert sequence.history is not None
+    assert sequence.history.num_logprobs == 1
+    assert sequence.take_logprobs(piece) == []
+    sequence.history.logprobs.append(TokenLogprob(-1.5, ((3, -0.25),)))
+    piece = sequence.push(0xA9)
+    assert sequence.take_logprobs(piece) == [
+        held,
+        wire.TokenLogprob(logprob=-1.5, top_ids=[3], top_logprobs=[-0.25]),
+    ]
+
+
+def test_a_request_that_did_not_ask_is_told_no_probabilities() -> None:
+    sequence, piece = adopt(changed(HANDOFF, ids=[65]))
+    assert sequence.take_logprobs(piece) is None
+    assert sequence.take_logprobs(sequence.push(66)) is None

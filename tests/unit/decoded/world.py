@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from decoded.adoption import AdoptionDesk
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
+from decoded.overlapped_turns import OverlappedTurns
 from decoded.scheduler import Scheduler
 from decoded.sequences import SequenceBook
 from decoded.turns import EagerTurns, Turns
@@ -17,10 +19,14 @@ from decoded.visitor import Visitor
 from protocol import messages as wire
 from protocol.limits import VERSION
 from protocol.states import Role
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
-from shared.daemon.model_host import sampling_params
+from shared.daemon.model_host import ModelHost
+from shared.daemon.sampling import sampling_params
 from shared.engine.batch import SequenceStep
+from shared.engine.block_puller import EagerPuller
 from shared.engine.decoding import EagerDecoder
+from shared.engine.graph_decoder import GraphDecoder
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
@@ -28,19 +34,19 @@ from shared.kv.control_page import ControlPage
 from shared.kv.memfd import MemfdPool
 from shared.kv.pool import LocalPool
 from shared.kv.proof import write_pattern
+from shared.ops.pool_pair import PoolPair
 from tests.unit.decoded.samples import EPOCH, STATE, changed, streaming_user
 from tests.unit.protocol.recorder import Recorder
 from tests.unit.shared.daemon.kit import socketpair, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from decoded.sequence import Sequence
-    from shared.daemon.model_host import ModelHost
     from tests.unit.shared.daemon.kit import RecordingService
 
 NUM_SLOTS = 8
 NUM_BLOCKS = 16
+
+MakeTurns = Callable[[ModelHost, LocalPool], Turns]
 
 
 class Prefilld(Recorder):
@@ -142,6 +148,18 @@ def eager_turns(host: ModelHost, pool: LocalPool) -> Turns:
     return EagerTurns(decoder, pool.kv)
 
 
+def overlapped_turns(host: ModelHost, pool: LocalPool) -> Turns:
+    """Return the turns of a daemon on a GPU: what differs here is that nothing takes time."""
+    decoder = GraphDecoder(
+        host.model,
+        PoolPair.of(pool.kv),
+        host.layout,
+        max_batch=4,
+        max_context_len=NUM_BLOCKS * host.layout.block_size,
+    )
+    return OverlappedTurns(decoder, EagerPuller(pool.kv), event_timeout_s=5)
+
+
 class World:
     """Desk, book, scheduler, loop; it greets links as the daemon does."""
 
@@ -149,7 +167,7 @@ class World:
         self,
         service: RecordingService,
         host: ModelHost,
-        make_turns: Callable[[ModelHost, LocalPool], Turns] = eager_turns,
+        make_turns: MakeTurns = eager_turns,
     ) -> None:
         self.service, self.host = service, host
         self.engine = EngineThread(num_threads=1)
@@ -251,6 +269,7 @@ class World:
             service=self.service,
             engine=self.engine,
             host=self.host,
+            device=CPU_DEVICE,
             socket=visitor.socket,
             hello=hello,
             pid=visitor.credentials.pid,

@@ -23,6 +23,7 @@ from protocol import messages as wire
 from protocol.acceptor import Acceptor
 from protocol.listener import listen_unix
 from protocol.states import Role
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost
 from shared.engine.thread import EngineThread
@@ -68,7 +69,7 @@ class Decoded(Recorder):
             )
         elif isinstance(message, wire.Map):
             fds = self.fds[-1] or []
-            pool = PeerPool(message, fds, self._host.layout)
+            pool = PeerPool(message, fds, self._host.layout, CPU_DEVICE)
             frames = self.socket.connection.send(
                 wire.Mapped(digest=pool.digest, bandwidth_gb_s=2.5, credits=credits())
             )
@@ -113,6 +114,7 @@ class World:
             service=service,
             exported=Exported(
                 pool=MemfdPool.create(host.layout),
+                device=CPU_DEVICE,
                 control_page=self.page,
                 epoch=EPOCH,
                 instance=this_instance(),

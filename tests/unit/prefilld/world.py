@@ -8,6 +8,7 @@ from prefilld.admission import Bounds
 from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.metrics import PrefillMetrics
+from prefilld.overview import Overview
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol import messages as wire
@@ -90,8 +91,17 @@ class World:
             casualties=self.casualties,
             metrics=metrics,
             bounds=lambda: self.bounds,
+            turns_away=service.draining.is_set,
         )
         self.link = Link()
+        self.overview = Overview(
+            serving=self.serving,
+            reception=self.reception,
+            allocator=self.allocator,
+            layout=layout,
+            link_status=lambda: {"state": "open"},
+            clock=service.clock,
+        )
 
     def start(self) -> None:
         """Begin to compute."""

@@ -18,9 +18,11 @@ from protocol.messages import (
     Error,
     Generate,
     HandoffTimings,
+    LogitBias,
     Message,
     Sampling,
     Timings,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -106,14 +108,28 @@ def test_every_flag_reaches_the_daemon(serve: Serve, kvpair: Kvpair) -> None:
     serve(script)
     arguments = (
         "--max-tokens=5 --temperature=0.5 --top-k=3 --top-p=0.9 --seed=1 --stop=a --stop=b "
-        "--ignore-eos --no-stream --system=S"
+        "--ignore-eos --no-stream --system=S --min-tokens=4 --min-p=0.25 "
+        "--repetition-penalty=1.5 --presence-penalty=0.5 --frequency-penalty=-0.5 "
+        "--logit-bias=7=-1.5 --logit-bias=8=2 --json --logprobs=3"
     )
     assert kvpair("generate", *arguments.split(), "x")[0] == 0
     assert script.request == Generate(
         prompt=[ChatMessage(role="system", content="S"), ChatMessage(role="user", content="x")],
         max_tokens=5,
-        sampling=Sampling(temperature=0.5, top_k=3, top_p=0.9, seed=1),
+        min_tokens=4,
+        sampling=Sampling(
+            temperature=0.5,
+            top_k=3,
+            top_p=0.9,
+            min_p=0.25,
+            seed=1,
+            repetition_penalty=1.5,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias=[LogitBias(id=7, bias=-1.5), LogitBias(id=8, bias=2.0)],
+        ),
         stop=["a", "b"],
+        logprobs=3,
         ignore_eos=True,
         stream=False,
     )
@@ -353,6 +369,23 @@ def test_a_locale_without_the_character_shows_a_question_mark(serve: Serve, kvpa
         (["--top-k=-1", "x"], 2, "--top-k"),
         (["--seed=-1", "x"], 2, "--seed"),
         (["--stop=", "x"], 2, "--stop"),
+        ([f"--stop={'a' * 1025}", "x"], 2, "at most 1024 characters"),
+        ([*(f"--stop={i}" for i in range(17)), "x"], 2, "--stop is given 17 times; 16 is the most"),
+        (["--min-p=1.5", "x"], 2, "--min-p"),
+        (["--min-p=nan", "x"], 2, "--min-p"),
+        (["--repetition-penalty=0", "x"], 2, "--repetition-penalty"),
+        (["--presence-penalty=101", "x"], 2, "--presence-penalty"),
+        (["--frequency-penalty=-101", "x"], 2, "--frequency-penalty"),
+        (["--frequency-penalty=nan", "x"], 2, "--frequency-penalty is not a number"),
+        (["--logit-bias=7", "x"], 2, "--logit-bias '7' is no ID=BIAS"),
+        (["--logit-bias=a=1", "x"], 2, "--logit-bias 'a=1' is no ID=BIAS"),
+        (["--logit-bias=-1=1", "x"], 2, "the id must be from 0 to 2147483647"),
+        (["--logit-bias=1=nan", "x"], 2, "the bias must be from -100 to 100"),
+        (["--logit-bias=1=101", "x"], 2, "the bias must be from -100 to 100"),
+        (["--logit-bias=1=1", "--logit-bias=1=2", "x"], 2, "--logit-bias names a token twice"),
+        (["--min-tokens=5", "--max-tokens=4", "x"], 2, "--min-tokens 5 is above --max-tokens 4"),
+        (["--logprobs=21", "--json", "x"], 2, "--logprobs"),
+        (["--logprobs=2", "x"], 2, "--logprobs is told with --json only"),
         ([""], 2, "the prompt is empty"),
         (["x"], 69, "no socket at"),
         (["--socket=/" + "x" * 107, "x"], 78, "has 108 bytes, and the kernel takes at most 107"),
@@ -374,3 +407,13 @@ def test_stdin_that_is_no_text_is_named(kvpair: Kvpair) -> None:
     code, output, errors = kvpair("generate", "-", text="ok\udcff")
     assert (code, output) == (2, "")
     assert errors == "kvpair: the prompt on stdin is not UTF-8 (byte 2)\n"
+
+
+def test_json_tells_probabilities_where_they_were_asked_for(serve: Serve, kvpair: Kvpair) -> None:
+    told = TokenLogprob(logprob=-0.5, top_ids=[10, 3], top_logprobs=[-0.5, -1.5])
+    serve(Answering(ACCEPTED, Tokens(index=0, ids=[10], text="P", logprobs=[told]), end()))
+    code, output, _ = kvpair("generate", "--json", "--logprobs=2", "x")
+    assert code == 0
+    assert json.loads(output)["logprobs"] == [
+        {"logprob": -0.5, "top_ids": [10, 3], "top_logprobs": [-0.5, -1.5]}
+    ]
