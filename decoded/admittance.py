@@ -8,31 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from decoded.refusals import refuse
 from protocol import messages as wire
 from protocol.errors import InvalidMessageError
 from protocol.limits import VERSION
 from shared.daemon.fingerprint import first_difference
-from shared.kv.errors import MappingFault
 from shared.ops.token_bitmap import bitmap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from shared.kv.layout import KVLayout
-
-UNMAPPABLE: dict[MappingFault, tuple[str, str]] = {
-    MappingFault.HANDLE: ("handle", "restart both daemons: the handle is no living pool's"),
-    MappingFault.SELF: (
-        "same-pid",
-        "give both daemons one PID namespace, or start each under an init",
-    ),
-    MappingFault.PEER: (
-        "peer-access",
-        "use one GPU for both daemons or another pair, and let both see both GPUs' device nodes",
-    ),
-    MappingFault.EVENTS: ("shm", "let both daemons see one /dev/shm"),
-}
-"""Code and cure of what is wrong with a pool, where it is not its size."""
 
 
 def judge_hello(
@@ -58,15 +44,16 @@ def judge_hello(
     """
     theirs = hello.instance
     if uid not in allowed_uids:
-        return _refuse(
+        return refuse(
             "credentials",
             "uid",
             ours=", ".join(map(str, sorted(allowed_uids))),
             theirs=uid,
-            message="run both daemons as one user, or set [decoded] link_uid",
+            message="run both daemons as one user"
+            + (", or set [decoded] link_uid" if backend == "memfd" else ""),
         )
     if hello.version != VERSION:
-        return _refuse(
+        return refuse(
             "version",
             "version",
             ours=VERSION,
@@ -74,7 +61,7 @@ def judge_hello(
             message="install the same kvpair for both daemons and restart them",
         )
     if theirs.boot_id != instance.boot_id:
-        return _refuse(
+        return refuse(
             "host",
             "boot_id",
             ours=instance.boot_id,
@@ -82,7 +69,7 @@ def judge_hello(
             message="both daemons must run on one host: memory is not shared between two",
         )
     if theirs == instance:
-        return _refuse(
+        return refuse(
             "self-connect",
             "instance",
             ours=instance.pid,
@@ -90,7 +77,7 @@ def judge_hello(
             message="[decoded] socket is this daemon's own",
         )
     if theirs.pid == instance.pid:
-        return _refuse(
+        return refuse(
             "same-pid",
             "pid",
             ours=instance.pid,
@@ -98,7 +85,7 @@ def judge_hello(
             message="share the PID namespace, or start the daemons under an init",
         )
     if hello.backend != backend:
-        return _refuse(
+        return refuse(
             "backend",
             "backend",
             ours=backend,
@@ -109,7 +96,7 @@ def judge_hello(
         return refusal
     name = first_difference(fields, hello.fields)
     if name is not None:
-        return _refuse(
+        return refuse(
             "fingerprint",
             name,
             ours=fields.get(name, "absent"),
@@ -126,7 +113,7 @@ def _judge_gpu(hello: wire.Hello, instance: wire.Instance, device: str) -> wire.
     memory has been opened across them.  Should it not open, `unmappable` names them.
     """
     if not hello.device.startswith(("GPU-", "MIG-")):
-        return _refuse(
+        return refuse(
             "invalid-message",
             "device",
             ours=device,
@@ -134,7 +121,7 @@ def _judge_gpu(hello: wire.Hello, instance: wire.Instance, device: str) -> wire.
             message="a GPU is named by its UUID; both daemons must run the same version",
         )
     if hello.instance.shm_device != instance.shm_device:
-        return _refuse(
+        return refuse(
             "shm",
             "shm_device",
             ours=instance.shm_device,
@@ -142,7 +129,7 @@ def _judge_gpu(hello: wire.Hello, instance: wire.Instance, device: str) -> wire.
             message="let both daemons see one /dev/shm: CUDA's events cross processes through it",
         )
     if device != hello.device and "MIG-" in (device[:4], hello.device[:4]):
-        return _refuse(
+        return refuse(
             "peer-access",
             "device",
             ours=device,
@@ -150,71 +137,6 @@ def _judge_gpu(hello: wire.Hello, instance: wire.Instance, device: str) -> wire.
             message="parts of GPUs cannot read each other; give both daemons one part, or two GPUs",
         )
     return None
-
-
-def link_busy(*, pid: int) -> wire.Refuse:
-    """Return the refusal of a second link.
-
-    Args:
-        pid: prefilld's whose link lives.
-    """
-    return _refuse(
-        "link-busy",
-        "peer",
-        ours=pid,
-        theirs="another",
-        message=f"prefilld {pid} has the link; stop it first",
-    )
-
-
-def contradiction(text: str) -> wire.Refuse:
-    """Return the refusal of a link whose messages contradict each other."""
-    return _refuse(
-        "invalid-message",
-        "message",
-        ours="",
-        theirs=text,
-        message="prefilld contradicts itself; see its log, both must run the same version",
-    )
-
-
-def descriptors_lost() -> wire.Refuse:
-    """Return the refusal of a MAP without its descriptors."""
-    return _refuse(
-        "fd-lost",
-        "descriptors",
-        ours="0",
-        theirs="2",
-        message="decoded has no descriptor left; raise its limit (LimitNOFILE, ulimit -n)",
-    )
-
-
-def foreign_backend() -> wire.Refuse:
-    """Return the refusal of a MAP whose pool is not in a memfd."""
-    return _refuse(
-        "backend",
-        "pool_handle",
-        ours="memfd",
-        theirs="a GPU's pool",
-        message="set the same [pool] backend for both daemons",
-    )
-
-
-def unmappable(text: str, fault: MappingFault = MappingFault.SIZE) -> wire.Refuse:
-    """Return the refusal of a pool that cannot be mapped."""
-    code, cure = UNMAPPABLE.get(fault, ("size", "restart both daemons"))
-    return _refuse(code, "pool", ours=text, theirs="", message=cure)
-
-
-def too_slow(floor_gb_s: float, read_gb_s: float) -> wire.Refuse:
-    """Return the refusal of a mapping that reads slower than any healthy one."""
-    return _refuse(
-        "slow-link",
-        "bandwidth_gb_s",
-        ours=f"at least {floor_gb_s:g} ([link] min_bandwidth_gb_s)",
-        theirs=f"{read_gb_s:.3g}",
-        message="the path between the pools is not the one that was configured",
-    )
 
 
 def check_chunk(
@@ -306,7 +228,3 @@ def _check_lease(
         raise InvalidMessageError(f"{len(blocks)} blocks are named of {total_blocks} in all")
     if total_blocks < 1:
         raise InvalidMessageError("a sequence of no blocks cannot be")
-
-
-def _refuse(code: str, field: str, *, ours: object, theirs: object, message: str) -> wire.Refuse:
-    return wire.Refuse(code=code, field=field, ours=str(ours), theirs=str(theirs), message=message)

@@ -7,13 +7,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.admittance import judge_hello, link_busy
+from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
 from decoded.decode_engine import make_decode_engine
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
 from decoded.overview import Overview
+from decoded.refusals import link_busy
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
@@ -299,6 +300,8 @@ class Decoded:
         return None
 
     def _allowed_uids(self) -> set[int]:
+        if self._service.config.pool.backend == "cuda":
+            return {os.geteuid()}  # CUDA's events do not open for another user, root included
         link_uid = self._service.config.decoded.link_uid
         return {os.geteuid(), 0} | ({link_uid} if link_uid is not None else set())
 

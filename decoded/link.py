@@ -11,8 +11,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from decoded.admittance import check_chunk, check_handoff, contradiction
+from decoded.admittance import check_chunk, check_handoff
 from decoded.mapping import PeerPool, map_pool
+from decoded.refusals import contradiction
 from protocol import messages as wire
 from protocol.descriptors import connection_among
 from protocol.errors import InvalidMessageError

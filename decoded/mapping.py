@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoded.admittance import descriptors_lost, foreign_backend, too_slow, unmappable
+from decoded.refusals import descriptors_lost, foreign_backend, too_slow, unmappable
 from protocol.descriptors import close_all
 from shared.daemon.devices import CPU
 from shared.kv.control_page import ControlPageView

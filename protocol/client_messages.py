@@ -13,6 +13,7 @@ from protocol.fields import (
     Logprob,
     Message,
     Milliseconds,
+    Nanoseconds,
     NumLogprobs,
     Part,
     Penalty,
@@ -234,6 +235,8 @@ class Timings(Part, frozen=True, kw_only=True):
     """From its first token to its last."""
     total: Milliseconds
     """From its arrival to END."""
+    first_token_ns: Nanoseconds = 0
+    """When prefilld knew the first token, on CLOCK_MONOTONIC, for clients of the same host."""
     handoff: HandoffTimings | None = None
     """None where the first token ended the answer, so nothing was handed over."""
 

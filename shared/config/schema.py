@@ -117,7 +117,8 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     metrics: Text | None = None
     """As for prefilld, at an address of its own: `127.0.0.1:9465`."""
     link_uid: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
-    """A user, beside root and decoded's own, whose prefilld may open the link."""
+    """A user, beside root and decoded's own, whose prefilld may open the link; not on GPUs, where
+    CUDA wants one user for both."""
 
 
 class LimitsConfig(Section, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What containers put between two daemons; needs root, to make namespaces with `unshare`."""
+"""What containers and units put between two daemons; needs root, to make namespaces and users."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ TAKEN = [
     pytest.param((), OWN_PIDS, id="pid namespaces"),
     pytest.param((), OWN_IPC, id="ipc namespaces"),
 ]
+NOBODY = 65_534
 IS_ROOT = os.geteuid() == 0
 
 Prefix = tuple[str, ...]
@@ -50,6 +51,22 @@ def test_what_keeps_the_pool_from_opening_is_named(
     """At hand-shake, and not by a request that hangs."""
     with pytest.raises(WorkerError, match=message):
         map_across(maker, reader, layout)
+
+
+@pytest.mark.parametrize("nobody", ["maker", "reader"] if IS_ROOT else [])
+def test_events_do_not_open_for_another_user(nobody: str, layout: KVLayout) -> None:
+    """Not even between root and another: so HELLO wants one user on GPUs."""
+    processes = {"maker": Process(), "reader": Process()}
+    maker, reader = processes.values()
+    try:
+        processes[nobody].do("become", NOBODY)
+        for process in processes.values():
+            process.do("begin", 0)
+        with pytest.raises(WorkerError, match=r"event 0 does not open .*run as two users"):
+            reader.do("map", maker.do("create", layout), layout)
+    finally:
+        reader.kill()
+        maker.kill()
 
 
 @pytest.mark.parametrize(("maker", "reader"), TAKEN if IS_ROOT else [])

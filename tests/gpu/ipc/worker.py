@@ -57,6 +57,10 @@ class Worker:
         """Must come before `begin`."""
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
 
+    def become(self, uid: int) -> None:
+        """Change the user; must come before `begin`."""
+        os.setresuid(uid, uid, uid)
+
     def pool_allocators(self) -> None:
         """Let CuPy and torch use allocators whose memory cannot be exported."""
         cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
