@@ -296,7 +296,8 @@ class PrefillLink:
     def _proved_gone(self, num_doubted: int) -> None:
         """End the quarantine, unless another lost peer may still be reading."""
         self._service.log.info("link.peer-gone")
-        self._casualties.peer_died()  # which is news where it fell silent before
+        if not self.is_open:  # else its successor has the streams by now
+            self._casualties.peer_died()
         if num_doubted == 0:
             self._desk.lending.peer_gone()
         self._on_change()
