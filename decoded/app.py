@@ -23,6 +23,7 @@ from shared.clock import NS_PER_S
 from shared.daemon.devices import Device, resolve_device
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
+from shared.daemon.load_progress import load_progress
 from shared.daemon.metrics_http import metrics_over_http
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.engine.thread import EngineThread
@@ -132,6 +133,7 @@ class Decoded:
             num_blocks=config.decoded.num_blocks,
             memory_fraction=config.decoded.memory_fraction,
             device=device,
+            progress=load_progress(service),
         )
         computing = await self._engine.run(make_decode_engine, host, device, config)
         allocator = BlockAllocator(host.layout.num_blocks)

@@ -17,6 +17,7 @@ from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
 from shared.daemon.devices import resolve_device
 from shared.daemon.instance import this_instance
+from shared.daemon.load_progress import load_progress
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
@@ -80,6 +81,7 @@ async def assemble(
         num_blocks=config.pool.num_blocks,
         memory_fraction=config.prefilld.memory_fraction,
         device=device,
+        progress=load_progress(service),
     )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)

@@ -123,6 +123,11 @@ class Service:
         """The present state."""
         return self._state
 
+    def loading(self, percent: int) -> None:
+        """Tell log and service manager how far the model is loaded."""
+        self.log.info("model.loading", percent=percent)
+        self._notifier.status(f"{self._state}: {percent} % of the weights")
+
     def set_state(self, state: DaemonState) -> None:
         """Enter a state: log it, tell the service manager.  DRAINING is never left again."""
         if state is self._state or self._state is DaemonState.DRAINING:

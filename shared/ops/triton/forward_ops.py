@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from shared.ops.attention import paged_attention
+from shared.ops.errors import ShapeError
+from shared.ops.norm import rms_norm as reference_rms_norm
 from shared.ops.rotary import rotary_angles
 from shared.ops.triton.activation import silu_mul
 from shared.ops.triton.decode_attention import DecodeAttention
@@ -34,9 +36,15 @@ class TritonOps:
         self._device = device
         self._attend: DecodeAttention | None = None
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """See `ForwardOps`."""
-        return functional.linear(rms_norm(x, norm, eps), weight)
+        return functional.linear(rms_norm(x, norm, eps), weight, bias)
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """See `ForwardOps`."""
+        heads.copy_(reference_rms_norm(heads, norm, eps))
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """See `ForwardOps`."""
@@ -62,12 +70,16 @@ class TritonOps:
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """See `ForwardOps`.
 
         Raises:
             RuntimeError: `prepare_decode` was not called.
+            ShapeError: There is a sliding window, which this kernel does not have.
         """
+        if window is not None:
+            raise ShapeError(f"a sliding window of {window} tokens needs another kernel")
         if self._attend is None:
             raise RuntimeError("prepare_decode comes before the first decode")
         query = rope_kv_write(qkv, cos, sin, pools.own[:, layer], slot_mapping)

@@ -268,15 +268,16 @@ def test_the_service_manager_hears_ready_and_stopping(run: Run, tmp_path: Path) 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(TIMEOUT_S)
-        body = "service.set_state(DaemonState.WAITING)\n" + SERVE
+        body = "service.loading(40)\nservice.set_state(DaemonState.WAITING)\n" + SERVE
         daemon = run("say(str('NOTIFY_SOCKET' in os.environ))\n" + body,
                      NOTIFY_SOCKET=str(tmp_path / "notify"))  # fmt: skip
         daemon.wait_for("False")
         daemon.wait_for("serving")
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.end()[0] == 0
-        received = [manager.recv(4096) for _ in range(3)]
+        received = [manager.recv(4096) for _ in range(4)]
     assert received == [
+        b"STATUS=loading: 40 % of the weights",
         b"READY=1\nSTATUS=waiting-for-peer",
         b"STATUS=serving",
         b"STOPPING=1\nSTATUS=draining",
