@@ -7,23 +7,23 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.admittance import judge_hello, link_busy
+from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
 from decoded.decode_engine import make_decode_engine
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
 from decoded.overview import Overview
+from decoded.refusals import link_busy
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
-from shared.daemon.devices import Device, resolve_device
+from shared.daemon.devices import Device, require_device
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
-from shared.daemon.load_progress import load_progress
 from shared.daemon.metrics_http import metrics_over_http
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.engine.thread import EngineThread
@@ -96,6 +96,7 @@ class Decoded:
         self._parts: _Parts | None = None
         """Once the model is loaded."""
         self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
+        service.attend(engine, num_requests=self._num_requests)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
@@ -126,14 +127,16 @@ class Decoded:
 
     async def _load(self) -> None:
         service, config = self._service, self._service.config
-        device = await self._engine.run(resolve_device, config.decoded.device)
+        device = await self._engine.run(
+            require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
+        )
         host = await self._engine.run(
             load_model_host,
             config,
             num_blocks=config.decoded.num_blocks,
             memory_fraction=config.decoded.memory_fraction,
             device=device,
-            progress=load_progress(service),
+            progress=service.loaded,
         )
         computing = await self._engine.run(make_decode_engine, host, device, config)
         allocator = BlockAllocator(host.layout.num_blocks)
@@ -205,6 +208,9 @@ class Decoded:
             has_link = any(session.is_open for session in parts.desk.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
 
+    def _num_requests(self) -> int:
+        return 0 if self._parts is None else len(self._parts.book.living)
+
     # --- who knocks --------------------------------------------------------------------------
 
     def _on_connection(self, sock: socket.socket) -> None:
@@ -248,6 +254,8 @@ class Decoded:
             uid=credentials.uid,
             allowed_uids=self._allowed_uids(),
             fields=parts.host.fields,
+            backend="memfd" if parts.device.index is None else "cuda",
+            device=parts.device.name,
         ) or self._refuse_second(parts.desk)
         if refusal is not None:
             self._metrics.links_refused.labels(refusal.code).inc()
@@ -292,6 +300,8 @@ class Decoded:
         return None
 
     def _allowed_uids(self) -> set[int]:
+        if self._service.config.pool.backend == "cuda":
+            return {os.geteuid()}  # CUDA's events do not open for another user, root included
         link_uid = self._service.config.decoded.link_uid
         return {os.geteuid(), 0} | ({link_uid} if link_uid is not None else set())
 

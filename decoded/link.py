@@ -11,8 +11,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from decoded.admittance import check_chunk, check_handoff, contradiction
+from decoded.admittance import check_chunk, check_handoff
 from decoded.mapping import PeerPool, map_pool
+from decoded.refusals import contradiction
 from protocol import messages as wire
 from protocol.descriptors import connection_among
 from protocol.errors import InvalidMessageError
@@ -60,7 +61,7 @@ class LinkSession:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._service, self._engine = service, engine
-        self._host, self._device = host, device
+        self._host, self._device, self._peer_device = host, device, hello.device
         self._socket, self._handler = socket, handler
         self.intake = intake
         self.epoch = hello.epoch
@@ -264,6 +265,7 @@ class LinkSession:
                 fds,
                 layout=self._host.layout,
                 device=self._device,
+                peer_device=self._peer_device,
                 min_bandwidth_gb_s=self._service.config.link.min_bandwidth_gb_s,
             )
         finally:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoded.admittance import descriptors_lost, foreign_backend, too_slow, unmappable
+from decoded.refusals import descriptors_lost, foreign_backend, too_slow, unmappable
 from protocol.descriptors import close_all
+from shared.daemon.devices import CPU
 from shared.kv.control_page import ControlPageView
 from shared.kv.cuda_ipc import CudaIpcMapping, PoolExport
 from shared.kv.errors import (
@@ -15,6 +16,8 @@ from shared.kv.errors import (
     UnknownEventError,
 )
 from shared.kv.memfd import MemfdMapping
+from shared.kv.nvml import is_nvlink
+from shared.kv.path_kind import FLOORS_GB_S, PathKind, path_kind
 from shared.kv.proof import measure_bandwidth, read_digest
 
 if TYPE_CHECKING:
@@ -100,7 +103,8 @@ def map_pool(
     *,
     layout: KVLayout,
     device: Device,
-    min_bandwidth_gb_s: float,
+    peer_device: str,
+    min_bandwidth_gb_s: float | None,
 ) -> PeerPool | Refuse:
     """Map what MAP describes, or return why it cannot be; its descriptors are closed either way.
 
@@ -109,7 +113,8 @@ def map_pool(
         fds: The descriptors that came along; None where they were lost.
         layout: What this daemon's own blocks look like.
         device: Where this daemon computes.
-        min_bandwidth_gb_s: A slower path is refused.
+        peer_device: UUID of prefilld's GPU, or `cpu`.
+        min_bandwidth_gb_s: A slower path is refused; None goes by the kind of path.
     """
     if fds is None:
         return descriptors_lost()
@@ -117,14 +122,24 @@ def map_pool(
         if bool(message.pool_handle) != (device.index is not None):
             return foreign_backend()
         pool = PeerPool(message, fds, layout, device)
-    except (PoolMappingError, LayoutError) as error:
+    except PoolMappingError as error:
+        return unmappable(str(error), error.fault)
+    except LayoutError as error:
         return unmappable(str(error))
     finally:
         close_all(fds)
-    if pool.bandwidth_gb_s < min_bandwidth_gb_s:
+    floor_gb_s = min_bandwidth_gb_s
+    if floor_gb_s is None:
+        floor_gb_s = FLOORS_GB_S[_path_kind(device.name, peer_device)]
+    if pool.bandwidth_gb_s < floor_gb_s:
         pool.close()
-        return too_slow(min_bandwidth_gb_s, pool.bandwidth_gb_s)
+        return too_slow(floor_gb_s, pool.bandwidth_gb_s)
     return pool
+
+
+def _path_kind(ours: str, theirs: str) -> PathKind:
+    linked = is_nvlink(ours, theirs) if CPU not in (ours, theirs) and ours != theirs else None
+    return path_kind(ours=ours, theirs=theirs, is_nvlink=linked)
 
 
 def _open(

@@ -39,5 +39,6 @@ def end_of(request: Request, reason: str, now_ns: int) -> wire.End:
             prefill=(first_token_ns - started_ns) / NS_PER_MS,
             decode=(now_ns - first_token_ns) / NS_PER_MS,
             total=(now_ns - request.arrived_ns) / NS_PER_MS,
+            first_token_ns=request.first_token_ns,
         ),
     )

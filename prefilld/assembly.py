@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
+from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
@@ -15,9 +16,8 @@ from prefilld.prefill_engine import make_prefill_engine
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
-from shared.daemon.devices import resolve_device
+from shared.daemon.devices import require_device
 from shared.daemon.instance import this_instance
-from shared.daemon.load_progress import load_progress
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
@@ -57,7 +57,9 @@ async def assemble(
     engine: EngineThread,
     epoch: bytes,
     metrics: PrefillMetrics,
+    *,
     on_link_change: Callable[[], None],
+    turns_away: Callable[[], bool],
 ) -> Parts:
     """Load the model and build everything that serves it.
 
@@ -67,21 +69,25 @@ async def assemble(
         epoch: Of the new pool.
         metrics: Where everybody counts.
         on_link_change: Called when the link opened or was lost.
+        turns_away: Returns whether new requests are told `draining`.
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
         ChatTemplateError: The model's template is broken.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
         PoolAllocationError: There is no room for the pool.
     """
     config = service.config
-    device = await engine.run(resolve_device, config.prefilld.device)
+    device = await engine.run(
+        require_device, config.prefilld.device, peer=config.decoded.device, log=service.log
+    )
     host = await engine.run(
         load_model_host,
         config,
         num_blocks=config.pool.num_blocks,
         memory_fraction=config.prefilld.memory_fraction,
         device=device,
-        progress=load_progress(service),
+        progress=service.loaded,
     )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
@@ -103,12 +109,14 @@ async def assemble(
         log=service.log,
         metrics=metrics,
     )
+    casualties = Casualties()
     serving = Serving(
         service=service,
         prefiller=parts.prefiller,
         engine=engine,
         allocator=allocator,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
     )
     desk.attach(serving)
@@ -125,6 +133,7 @@ async def assemble(
         service=service,
         exported=exported,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
         on_change=on_link_change,
     )
@@ -132,8 +141,10 @@ async def assemble(
         service=service,
         host=host,
         serving=serving,
+        casualties=casualties,
         metrics=metrics,
-        bounds=lambda: _bounds(config, link, num_blocks),
+        bounds=lambda: _bounds(service.config, link, num_blocks),
+        turns_away=turns_away,
     )
     service.log.info("model.loaded", **host.summary())
     return Parts(

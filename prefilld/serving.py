@@ -15,6 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from prefilld.answers import end_of, piece_message
+from prefilld.casualties import poisoned_error
 from prefilld.prefill import launch_chunks, wait_for_chunks
 from prefilld.request import Request, RequestState
 from prefilld.scheduler import Chunk, Scheduler
@@ -24,6 +25,7 @@ from shared.clock import NS_PER_S
 from shared.daemon.sampling import wire_logprob
 
 if TYPE_CHECKING:
+    from prefilld.casualties import Casualties
     from prefilld.clients import Client
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
@@ -43,6 +45,7 @@ class Serving:
         service: Configuration, clock and log.
         prefiller: What computes, over prefilld's pool.
         desk: Where a prompt goes once its first token is known.
+        casualties: Told what decoded adopted; tells what is not to be handed to another one.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class Serving:
         engine: EngineThread,
         allocator: BlockAllocator,
         desk: HandoffDesk,
+        casualties: Casualties,
         metrics: PrefillMetrics,
     ) -> None:
         config = service.config.prefilld
         self._service, self._prefiller, self._engine = service, prefiller, engine
         self._allocator, self._desk, self._metrics = allocator, desk, metrics
+        self._casualties = casualties
         self._scheduler: Scheduler[Request] = Scheduler(
             token_budget=config.token_budget,
             max_waiting=config.max_waiting,
@@ -77,6 +82,11 @@ class Serving:
     def is_idle(self) -> bool:
         """Whether no request is prefilld's and nothing is left to settle with decoded."""
         return not self._requests and self._desk.num_sent == 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are prefilld's."""
+        return len(self._requests)
 
     @property
     def num_waiting(self) -> int:
@@ -221,6 +231,7 @@ class Serving:
     def adopted(self, request: Request) -> None:
         """Forget a request that is decoded's now."""
         self._requests.pop(request.client, None)
+        self._casualties.adopted(request.id)
 
     def rejected(self, request: Request, code: str, message: str) -> None:
         """Put a request back that decoded did not take, unless its client has to know."""
@@ -239,6 +250,12 @@ class Serving:
                     "timeout", f"the request was {where} for {timeout_s:g} s", retryable=True
                 )
                 self.cancel(request.client, error)
+
+    def end_poisoned(self) -> None:
+        """End what decoded died under too often; after the loss of a link, before the next one."""
+        for client, request in list(self._requests.items()):
+            if self._casualties.is_poisoned(request.id):
+                self.cancel(client, poisoned_error(request.id))
 
     def end_all(self, error: RequestError) -> None:
         """End every request that is still prefilld's.

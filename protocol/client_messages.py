@@ -13,6 +13,7 @@ from protocol.fields import (
     Logprob,
     Message,
     Milliseconds,
+    Nanoseconds,
     NumLogprobs,
     Part,
     Penalty,
@@ -77,7 +78,8 @@ class Sampling(Part, frozen=True, kw_only=True):
 class Resume(Part, frozen=True, kw_only=True):
     """What a client already has of an answer that was cut off."""
 
-    attempt: Annotated[int, Meta(ge=1, le=100)]
+    attempt: Annotated[int, Meta(ge=1, le=limits.MAX_ATTEMPT)]
+    """Which resumption of the answer this is."""
     seed: Seed
     fingerprint: Annotated[str, Meta(min_length=1, max_length=128)]
     """The model fingerprint that ACCEPTED gave; another model is `model-changed`."""
@@ -233,6 +235,8 @@ class Timings(Part, frozen=True, kw_only=True):
     """From its first token to its last."""
     total: Milliseconds
     """From its arrival to END."""
+    first_token_ns: Nanoseconds = 0
+    """When prefilld knew the first token, on CLOCK_MONOTONIC, for clients of the same host."""
     handoff: HandoffTimings | None = None
     """None where the first token ended the answer, so nothing was handed over."""
 

@@ -21,6 +21,7 @@ from protocol.errors import (
     LocalProtocolError,
     RequestError,
 )
+from protocol.limits import MAX_ATTEMPT
 from protocol.messages import (
     Accepted,
     Cancel,
@@ -114,6 +115,12 @@ def request_message(kind: type[_RequestT], prompt: Prompt, options: Options) -> 
     return request
 
 
+def next_attempt(before: Resume, ids: list[int]) -> Resume:
+    """Return what the next request must carry to go on behind `ids`, after a request's `resume`."""
+    attempt = min(before.attempt + 1, MAX_ATTEMPT)
+    return msgspec.structs.replace(before, attempt=attempt, ids=ids)
+
+
 class Exchange:
     """One request and its answer, bytes in and events out."""
 
@@ -129,13 +136,10 @@ class Exchange:
         """What a new request must carry to go on behind what was delivered, once accepted."""
         if self._accepted is None:
             return None
-        before = self._resume
-        return Resume(
-            attempt=1 if before is None else before.attempt + 1,
-            seed=self._accepted.seed,
-            fingerprint=self._accepted.fingerprint,
-            ids=[*(before.ids if before else ()), *self._ids],
+        before = self._resume or Resume(
+            attempt=0, seed=self._accepted.seed, fingerprint=self._accepted.fingerprint, ids=[]
         )
+        return next_attempt(before, [*before.ids, *self._ids])
 
     def begin(self) -> bytes:
         """Return the request's frame.

@@ -56,6 +56,9 @@ MAX_STOP_IDS = 256
 MAX_TOP_K = 1 << 20
 MAX_TEMPERATURE = 100.0
 
+MAX_ATTEMPT = 100
+"""Largest count of an answer's resumptions; clients give up long before it, and then keep it."""
+
 MAX_PENALTY = 100.0
 """Largest penalty and bias either way: logits lie within some tens, so this decides any choice,
 and what is computed with it stays finite."""

@@ -1,6 +1,7 @@
 """`kvpair generate`: one prompt, one answer.  Text on stdout as it comes, all else on stderr.
 
 Ctrl-C asks the daemon to stop and still takes what it had computed; a second one leaves at once.
+An answer that breaks off because a daemon died goes on once it can, and a line on stderr says so.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import click
 import msgspec
 
 from protocol.client import AnswerStream, Client
-from protocol.errors import ProtocolError, RequestError
+from protocol.errors import ConnectionLostError, ProtocolError, RequestError
 from protocol.exchange import Event, Options, Prompt
 from protocol.limits import MAX_TOP_LOGPROBS
 from protocol.messages import Accepted, ChatMessage, End, TokenLogprob, Tokens
 from shared.cli.answer_options import AnswerFlags, answer_options
+from shared.cli.losses import telling_policy
 from shared.config.paths import client_socket
 from shared.errors import ExitCode, UsageError
 
@@ -73,12 +75,12 @@ def generate(
     text = _read_prompt(prompt, keep_newline=raw)
     if not text:
         raise UsageError("the prompt is empty")
-    client = Client(client_socket(os.environ, chosen=socket))
-    received = _Received(began_s=time.monotonic())
+    client = Client(client_socket(os.environ, chosen=socket), resume_policy=telling_policy())
+    received, interrupt = _Received(began_s=time.monotonic()), _Interrupt()
     try:
         with (
             client.stream(_with_system(text, system), **options) as stream,
-            _cancelled_by_interrupt(stream) as interrupt,
+            _cancelled_by_interrupt(stream, interrupt),
         ):
             for event in stream:
                 received.add(event, now_s=time.monotonic())
@@ -86,8 +88,10 @@ def generate(
                     _show(event.text)
     except (ProtocolError, RequestError) as error:
         received.error = error
-        _finish(received, as_json=as_json)
-        raise
+        # Whoever cancelled an answer does not care that its daemon is gone as well.
+        if not (interrupt.was_seen and isinstance(error, ConnectionLostError)):
+            _finish(received, as_json=as_json)
+            raise
     _finish(received, as_json=as_json)
     if not interrupt.was_seen:
         return ExitCode.OK
@@ -206,13 +210,12 @@ class _Interrupt:
 
 
 @contextmanager
-def _cancelled_by_interrupt(stream: AnswerStream) -> Iterator[_Interrupt]:
+def _cancelled_by_interrupt(stream: AnswerStream, interrupt: _Interrupt) -> Iterator[None]:
     """Let the first Ctrl-C cancel the answer, and the second one raise KeyboardInterrupt.
 
     CANCEL is sent from the handler itself: raising in the middle of a read could lose tokens
     that had arrived.
     """
-    interrupt = _Interrupt()
 
     def on_interrupt(_signum: int, _frame: FrameType | None) -> None:
         if interrupt.was_seen:
@@ -222,6 +225,6 @@ def _cancelled_by_interrupt(stream: AnswerStream) -> Iterator[_Interrupt]:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield interrupt
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

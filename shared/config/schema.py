@@ -118,7 +118,8 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     metrics: Text | None = None
     """As for prefilld, at an address of its own: `127.0.0.1:9465`."""
     link_uid: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
-    """A user, beside root and decoded's own, whose prefilld may open the link."""
+    """A user, beside root and decoded's own, whose prefilld may open the link; not on GPUs, where
+    CUDA wants one user for both."""
 
 
 class LimitsConfig(Section, frozen=True, kw_only=True):
@@ -149,8 +150,9 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     """For the whole hand-shake, in which decoded maps the pool and reads it three times."""
     quarantine_s: Seconds = 10.0
     """How long blocks of a peer that is not proved gone stay out of use."""
-    min_bandwidth_gb_s: Annotated[float, Meta(ge=0.0, le=100_000.0)] = 0.0
-    """Slowest mapping that is taken, in 10^9 bytes a second.  0: a memfd has one kind of path."""
+    min_bandwidth_gb_s: Annotated[float, Meta(ge=0.0, le=100_000.0)] | None = None
+    """Slowest mapping that is taken, in 10^9 bytes a second.  By default 40 within a GPU and over
+    NVLink, 5 over PCIe, 0 in shared memory, which has one kind of path."""
 
 
 class LogConfig(Section, frozen=True, kw_only=True):

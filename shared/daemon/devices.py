@@ -13,9 +13,16 @@ import torch
 
 from shared.errors import EnvironmentUnsupportedError
 from shared.kv.cuda_driver import CudaDriver
+from shared.kv.cuda_preflight import inspect, require
+from shared.kv.errors import CudaCallError
+from shared.kv.machine_probe import MachineProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from structlog.typing import FilteringBoundLogger
+
+    from shared.kv.cuda_preflight import Probe
 
 CPU = "cpu"
 
@@ -46,6 +53,43 @@ class GpuList(Protocol):
 
     def device_uuid(self, index: int) -> str:
         """A GPU's identity, `GPU-…` or `MIG-…`."""
+
+
+def require_device(
+    text: str, *, peer: str, log: FilteringBoundLogger, probe: Probe | None = None
+) -> Device:
+    """Return the device that a daemon is to use, once nothing stands in its way.
+
+    Args:
+        text: What is configured for this daemon; see `resolve_device`.
+        peer: What is configured for the other one.  A name that means nothing in this process,
+            whose view may differ, is passed over: HELLO tells the UUID.
+        log: Gets a line for what does not stand in the way and should be known.
+        probe: The machine; None looks at this one.
+
+    Raises:
+        EnvironmentUnsupportedError: The pool cannot work on it; the message names why, and the
+            hint what to do.
+    """
+    if text == CPU:
+        return resolve_device(text)
+    probe = probe or MachineProbe()
+    try:
+        device = resolve_device(text, load=probe.gpus)
+    except CudaCallError:
+        # The driver's own words are often only that it does not start.
+        require(inspect(probe, device=text))
+        raise
+    try:
+        theirs = resolve_device(peer, load=probe.gpus).name
+    except EnvironmentUnsupportedError:
+        theirs = None
+    findings = inspect(probe, device=device.name, peer=theirs)
+    require(findings)
+    for finding in findings:
+        log.warning("device.noted", code=finding.code, reason=str(finding))
+    log.info("device.chosen", device=text, uuid=device.name, index=device.index)
+    return device
 
 
 def resolve_device(text: str, *, load: Callable[[], GpuList] = CudaDriver.load) -> Device:

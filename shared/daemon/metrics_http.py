@@ -159,7 +159,7 @@ class MetricsServer:
                 self._serve, sock=sock, limit=MAX_HEAD_BYTES, backlog=MAX_CONNECTIONS
             )
         else:
-            listener = open_listener(address, group=group)
+            listener = open_listener(address, environ={}, group=group)
             self.address = str(address)
             self._close_socket = listener.close
             self._server = await asyncio.start_unix_server(

@@ -86,8 +86,10 @@ def build_batch(
         number, offset = np.divmod(positions, layout.block_size)
         slots[:] = table[number] * layout.block_size + offset
     # One transfer for the whole step; every copy to a GPU has a fixed price.
-    rows = np.array(sampled_rows(steps), dtype=np.int64)
-    flat = to_device(np.concatenate([packed.ravel(), rows, *tables]), device)
+    rows = sampled_rows(steps)
+    flat = to_device(
+        np.concatenate([packed.ravel(), np.array(rows, dtype=np.int64), *tables]), device
+    )
     sizes = [*(packed.shape[1],) * 3, len(rows), *(len(table) for table in tables)]
     pieces = torch.split(flat, sizes)
     spans = tuple(
@@ -105,7 +107,8 @@ def build_batch(
         positions=pieces[1],
         slot_mapping=pieces[2],
         spans=spans,
-        output_rows=None if all_outputs else pieces[3],
+        output_rows=None if all_outputs else rows,
+        output_index=None if all_outputs else pieces[3],
     )
 
 

@@ -18,6 +18,9 @@ LIBRARY = "libcuda.so.1"
 _IS_LEGACY_IPC_CAPABLE = 10
 """`CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE`."""
 
+_COMPUTE_MODE = 20
+"""`CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`."""
+
 _UUID_BYTES = 16
 _MAX_NAME_BYTES = 256
 
@@ -142,6 +145,20 @@ class CudaDriver:
         # A part of a GPU has its profile in its name: `… MIG 1g.5gb`.
         kind = "MIG" if b" MIG " in name.value else "GPU"
         return f"{kind}-{uuid.UUID(bytes=raw.raw)}"
+
+    def compute_mode(self, index: int) -> int:
+        """Return who may use a GPU: 0 everybody, 2 nobody, 3 one process."""
+        mode = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(mode), _COMPUTE_MODE, self._device(index))
+        return mode.value
+
+    def can_access_peer(self, index: int, peer: int) -> bool:
+        """Whether a GPU can read another one's memory, as the driver believes."""
+        can = ctypes.c_int()
+        self.call(
+            "cuDeviceCanAccessPeer", ctypes.byref(can), self._device(index), self._device(peer)
+        )
+        return bool(can.value)
 
     def _device(self, index: int) -> ctypes.c_int:
         device = ctypes.c_int()

@@ -153,10 +153,11 @@ def open_events(runtime: CudaRuntime, export: PoolExport, undo: ExitStack) -> tu
         except GpuFatalError:
             raise
         except CudaCallError as error:
+            # The driver says 205 then, which of memory means another thing.
             raise PoolMappingError(
                 fault=MappingFault.EVENTS,
-                message=f"the pool's event {len(events)} does not open: {error}; the daemons may "
-                "not share /dev/shm",
+                message=f"the pool's event {len(events)} does not open (CUDA error "
+                f"{error.status}), as where the daemons do not share /dev/shm or run as two users",
             ) from error
         undo.callback(runtime.destroy_event, event)
         events.append(event)

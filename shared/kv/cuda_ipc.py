@@ -23,7 +23,7 @@ from shared.kv.cuda_export import (
     open_events,
     open_memory,
 )
-from shared.kv.cuda_pool import CudaPool, PoolMemory, allocate
+from shared.kv.cuda_pool import PATIENCE_S, CudaPool, PoolMemory, allocate
 from shared.kv.cuda_runtime import CupyRuntime
 from shared.kv.errors import PoolClosedError, UnknownEventError
 
@@ -59,15 +59,19 @@ class CudaIpcPool(CudaPool):
         device: int,
         num_events: int = DEFAULT_NUM_EVENTS,
         fill: float | None = None,
+        patience_s: float = PATIENCE_S,
         runtime: CudaRuntime | None = None,
     ) -> CudaIpcPool:
         """Allocate the whole pool at once, and export it.
+
+        May wait, while a process that ends lets go of its memory.
 
         Args:
             layout: The pool's shape.
             device: Index of the GPU in this process.
             num_events: Length of the ring.
             fill: Write this number everywhere.  Without it the memory holds whatever it held.
+            patience_s: How long to wait for memory that others hold.
             runtime: CUDA; None loads it.
 
         Raises:
@@ -80,7 +84,7 @@ class CudaIpcPool(CudaPool):
         runtime = runtime or CupyRuntime.load()
         runtime.use_device(device)
         with ExitStack() as undo:
-            address = allocate(runtime, layout, undo)
+            address = allocate(runtime, layout, device, undo, patience_s=patience_s)
             handle, offset = export_memory(runtime, address, layout.pool_bytes)
             events = create_events(runtime, num_events, undo)
             export = PoolExport(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,13 +10,24 @@ from typing import TYPE_CHECKING
 from shared.kv.cuda_runtime import CupyRuntime
 from shared.kv.cuda_status import OUT_OF_MEMORY
 from shared.kv.errors import CudaCallError, PoolAllocationError, PoolClosedError, PoolInUseError
+from shared.kv.nvml import describe_holders, memory_holders
 from shared.kv.pool import TORCH_DTYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from shared.kv.cuda_runtime import CudaRuntime
     from shared.kv.layout import KVLayout
+
+PATIENCE_S = 10.0
+"""How long a new pool waits for memory.  After a crash the memory comes back when the other daemon
+has closed its mapping (within 1 s) and the driver has torn the dead process down (0.4 s for 86 GB);
+a supervisor that starts the successor at once must not find it gone again."""
+
+RETRY_S = 0.1
+"""Between two tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,14 +106,18 @@ class LocalCudaPool(CudaPool):
         *,
         device: int,
         fill: float | None = None,
+        patience_s: float = PATIENCE_S,
         runtime: CudaRuntime | None = None,
     ) -> LocalCudaPool:
         """Allocate the whole pool at once, outside of torch's allocator, which it would fragment.
+
+        May wait, while a process that ends lets go of its memory.
 
         Args:
             layout: The pool's shape.
             device: Index of the GPU in this process.
             fill: Write this number everywhere.  Without it the memory holds whatever it held.
+            patience_s: How long to wait for memory that others hold.
             runtime: CUDA; None loads it.
 
         Raises:
@@ -115,35 +131,52 @@ class LocalCudaPool(CudaPool):
                 layout=layout,
                 runtime=runtime,
                 device=device,
-                address=allocate(runtime, layout, undo),
+                address=allocate(runtime, layout, device, undo, patience_s=patience_s),
                 undo=undo,
                 fill=fill,
             )
             return cls(memory, what="the local pool")
 
 
-def allocate(runtime: CudaRuntime, layout: KVLayout, undo: ExitStack) -> int:
-    """Return the address of new memory for a pool, on the current GPU.
+def allocate(
+    runtime: CudaRuntime,
+    layout: KVLayout,
+    device: int,
+    undo: ExitStack,
+    *,
+    patience_s: float = PATIENCE_S,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Return the address of new memory for a pool.
 
     Args:
         runtime: CUDA.
         layout: The pool's shape.
+        device: Index of the GPU, which is the current one.
         undo: Gets the call that gives the memory back.
+        patience_s: How long a pool that could fit is tried for while others hold the memory.
+        sleep: Waits for so many seconds.
 
     Raises:
-        PoolAllocationError: There is no room.
+        PoolAllocationError: There is no room; it says who has it.
     """
     num_bytes = layout.pool_bytes
-    try:
-        address = runtime.allocate(num_bytes)
-    except CudaCallError as error:
-        if error.status != OUT_OF_MEMORY:
-            raise
-        memory = runtime.memory()
-        raise PoolAllocationError(
-            num_bytes=num_bytes,
-            reason=f"{memory.free} of the GPU's {memory.total} bytes are free",
-            hint="ask for fewer blocks, or see by nvidia-smi who holds the rest",
-        ) from error
-    undo.callback(runtime.free, address)
-    return address
+    tries_left = int(patience_s / RETRY_S)
+    while True:
+        try:
+            address = runtime.allocate(num_bytes)
+        except CudaCallError as error:
+            if error.status != OUT_OF_MEMORY:
+                raise
+            memory = runtime.memory()
+            if tries_left == 0 or num_bytes > memory.total:
+                raise PoolAllocationError(
+                    num_bytes=num_bytes,
+                    reason=f"{memory.free} of the GPU's {memory.total} bytes are free",
+                    hint=describe_holders(memory_holders(runtime.uuid(device))),
+                ) from error
+            tries_left -= 1
+            sleep(RETRY_S)
+        else:
+            undo.callback(runtime.free, address)
+            return address

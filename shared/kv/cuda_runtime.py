@@ -79,6 +79,9 @@ class CudaRuntime(Protocol):
     def is_exportable(self, address: int) -> bool | None:
         """Whether memory can be opened by another process, or None where nobody tells."""
 
+    def uuid(self, index: int) -> str:
+        """Return a GPU's identity, which every process knows it by."""
+
     def memory(self) -> Memory:
         """Return how much memory the current GPU has."""
 
@@ -135,7 +138,10 @@ class CupyRuntime:
             runtime = importlib.import_module("cupy.cuda.runtime")
         except ImportError as error:
             raise CudaUnavailableError(
-                call="import cupy", status=None, meaning=str(error), hint=cupy_hint()
+                call="import cupy",
+                status=None,
+                meaning=str(error),
+                hint=cupy_hint(torch.version.cuda),
             ) from error
         return cls(runtime, driver)
 
@@ -170,6 +176,10 @@ class CupyRuntime:
     def is_exportable(self, address: int) -> bool | None:
         """See `CudaRuntime`."""
         return self._driver.is_exportable(address)
+
+    def uuid(self, index: int) -> str:
+        """See `CudaRuntime`."""
+        return self._driver.device_uuid(index)
 
     def memory(self) -> Memory:
         """See `CudaRuntime`."""
@@ -231,12 +241,15 @@ class CupyRuntime:
         raise cuda_error(name, status, str(error)) from error
 
 
-def cupy_hint() -> str:
-    """Return which of this package's extras brings the CuPy that fits torch."""
-    version = torch.version.cuda
-    if version is None:
+def cupy_hint(torch_cuda: str | None) -> str:
+    """Return which of this package's extras brings the CuPy that fits torch.
+
+    Args:
+        torch_cuda: The CUDA that torch was built for: `torch.version.cuda`.
+    """
+    if torch_cuda is None:
         return "this torch is for CPUs: install one that is built for CUDA, and CuPy with it"
-    extra = "cuda" if int(version.partition(".")[0]) <= 12 else "cuda13"
+    extra = "cuda" if int(torch_cuda.partition(".")[0]) <= 12 else "cuda13"
     return f"pip install 'kvpair[{extra}]'"
 
 

@@ -27,12 +27,14 @@ class ForwardBatch:
     """[num_tokens] int64, where in the pool its keys and values go."""
     spans: tuple[SequenceSpan, ...]
     """One a sequence; they tile the tokens in order."""
-    output_rows: Tensor | None = None
-    """[num_outputs] int64, the tokens whose hidden states are wanted; None wants all of them.
+    output_rows: tuple[int, ...] | None = None
+    """The tokens whose hidden states are wanted, ascending; None wants all of them.
 
     The last layer is computed for no others, and where none is wanted, as in the middle of a
     prompt, it ends with its keys and values.
     """
+    output_index: Tensor | None = None
+    """[num_outputs] int64: `output_rows` on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from shared.model.rope import inverse_wavelengths
 from shared.model.tensors import layer_shapes
+from shared.ops.attention import row_spans
 from shared.ops.forward_ops import ops_for
 from shared.ops.greedy import GreedyHead
 from shared.ops.norm import rms_norm
@@ -101,7 +102,7 @@ class Llama:
             `batch.output_rows`, only those rows.
         """
         spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
-        num_tokens, rows = batch.token_ids.shape[0], batch.output_rows
+        num_tokens, rows, spans = batch.token_ids.shape[0], batch.output_rows, batch.spans
         cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
@@ -109,13 +110,13 @@ class Llama:
             query = ops.rope_kv_write(
                 self._qkv(residual, layer), cos, sin, kv_layer, batch.slot_mapping
             )
-            if is_last and rows is not None and not len(rows):
+            if is_last and rows == ():
                 return residual[:0]
-            attended = ops.prefill_attention(
-                query, kv_layer, batch.spans, scale=spec.head_dim**-0.5
-            )
             if is_last and rows is not None and len(rows) < num_tokens:
-                attended, residual = attended[rows], residual[rows]
+                assert batch.output_index is not None
+                query, residual = query[batch.output_index], residual[batch.output_index]
+                spans = tuple(row_spans(spans, rows, block_size=kv.shape[4]))
+            attended = ops.prefill_attention(query, kv_layer, spans, scale=spec.head_dim**-0.5)
             ops.add_linear(residual, attended.flatten(1), layer.o)
             gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)

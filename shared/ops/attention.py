@@ -19,7 +19,7 @@ from torch.nn import functional
 from shared.ops.errors import ShapeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -110,6 +110,31 @@ def paged_attention(
     if row != num_tokens:
         raise ShapeError(f"the sequences have {row} rows, the queries {num_tokens}")
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def row_spans(
+    spans: Sequence[SequenceSpan], rows: Sequence[int], *, block_size: int
+) -> Iterator[SequenceSpan]:
+    """Yield a span for each of some rows of a step, for attention with those queries alone.
+
+    Args:
+        spans: They tile the step's rows.
+        rows: Rows of the step, ascending.
+        block_size: Of the pool.
+    """
+    following = iter(spans)
+    span = next(following)
+    for number, row in enumerate(rows):
+        while row >= span.query_start + span.query_len:
+            span = next(following)
+        context_len = span.context_len - (span.query_start + span.query_len - 1 - row)
+        yield SequenceSpan(
+            query_start=number,
+            query_len=1,
+            context_len=context_len,
+            block_table=span.block_table[: -(-context_len // block_size)],
+            window=span.window,
+        )
 
 
 def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tensor]:

@@ -144,6 +144,9 @@ class FakeCuda:
         self._around(address)
         return self.can_export
 
+    def uuid(self, index: int) -> str:
+        return f"GPU-{index}"
+
     def memory(self) -> Memory:
         return Memory(self.gpus.total_bytes - self.gpus.held_bytes, self.gpus.total_bytes)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shared.ops.errors import ShapeError
+from shared.ops.triton.dependent_launch import dependent_launch
 
 MAX_COLUMNS = 1024
 """Of a thread block: 8 a thread, one load of 16 bytes in bfloat16."""
@@ -27,16 +29,28 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     product = gate_up.new_empty(num_tokens, width)
     columns = min(MAX_COLUMNS, triton.next_power_of_2(width))
     _silu_mul_kernel[(num_tokens, triton.cdiv(width, columns))](
-        product, gate_up, WIDTH=width, COLUMNS=columns, num_warps=4
+        product,
+        gate_up,
+        WIDTH=width,
+        COLUMNS=columns,
+        num_warps=4,
+        **dependent_launch(gate_up.device),
     )
     return product
 
 
 @triton.jit
 def _silu_mul_kernel(
-    product: tl.tensor, gate_up: tl.tensor, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
+    product: tl.tensor,
+    gate_up: tl.tensor,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ) -> None:
     """Gate some columns of one row."""
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < WIDTH

@@ -19,6 +19,7 @@ from shared.ops.decode_attention import check_decode_shapes
 from shared.ops.errors import ShapeError
 from shared.ops.pool_pair import PoolPair
 from shared.ops.triton.decode_attention_kernel import decode_attention_kernel
+from shared.ops.triton.dependent_launch import dependent_launch
 
 TARGET_PROGRAMS = 396
 """Thread blocks that a launch aims at: three for each of the 132 multiprocessors of an H200.  More
@@ -155,6 +156,7 @@ class DecodeAttention:
             JOINED_PARTS=max(1, JOINED_ELEMENTS // (joined_group * padded_dim)),
             num_warps=NUM_WARPS,
             num_stages=NUM_STAGES,
+            **dependent_launch(query.device),
         )
         return out
 

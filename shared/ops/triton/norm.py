@@ -6,8 +6,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shared.ops.errors import ShapeError
+from shared.ops.triton.dependent_launch import dependent_launch
 
 ELEMENTS_A_WARP = 512
 """16 a thread: two loads of 16 bytes in bfloat16."""
@@ -54,12 +56,13 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         PADDED_WIDTH=padded_width,
         HAS_RESIDUAL=residual is not None,
         num_warps=min(MAX_WARPS, max(1, padded_width // ELEMENTS_A_WARP)),
+        **dependent_launch(x.device),
     )
     return normed
 
 
 @triton.jit
-def _rms_norm_kernel(
+def _rms_norm_kernel(  # noqa: PLR0917 -- a launch passes pointers by position
     normed: tl.tensor,
     x: tl.tensor,
     residual: tl.tensor,
@@ -68,12 +71,17 @@ def _rms_norm_kernel(
     WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ) -> None:
     """Norm one row in float32."""
     first = tl.program_id(0).to(tl.int64) * WIDTH
     column = tl.arange(0, PADDED_WIDTH)
     is_column = column < WIDTH
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
     scales = tl.load(weight + column, mask=is_column, other=0.0)
+    if IS_DEPENDENT:
+        gdc_wait()
     row = tl.load(x + first + column, mask=is_column, other=0.0)
     if HAS_RESIDUAL:
         old = tl.load(residual + first + column, mask=is_column, other=0.0)

@@ -6,10 +6,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shared.ops.errors import ShapeError
 from shared.ops.kv_write import PAD_SLOT
 from shared.ops.rope_kv_write import check_rope_shapes
+from shared.ops.triton.dependent_launch import dependent_launch
 
 HEADS_A_PROGRAM = 8
 """Small, so that a single token still keeps several multiprocessors busy."""
@@ -48,6 +50,7 @@ def rope_kv_write(
         HEADS=HEADS_A_PROGRAM,
         PAD=PAD_SLOT,
         num_warps=4 if qkv.dtype is torch.float32 else 2,
+        **dependent_launch(qkv.device),
     )
     return query
 
@@ -70,8 +73,12 @@ def _rope_kv_write_kernel(  # noqa: PLR0917 -- a launch passes pointers by posit
     PADDED_HALF: tl.constexpr,
     HEADS: tl.constexpr,
     PAD: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ) -> None:
     """Turn some heads of one token, or pass its values through; strides are in elements."""
+    if IS_DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
     HALF: tl.constexpr = HEAD_DIM // 2
     NUM_ALL_HEADS: tl.constexpr = NUM_HEADS + 2 * NUM_KV_HEADS
     token = tl.program_id(0).to(tl.int64)

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from decoded.lease_effects import BlockCopy
-from decoded.mapping import PeerPool
+from decoded.mapping import PeerPool, map_pool
 from protocol import messages as wire
-from shared.daemon.devices import CPU_DEVICE
+from shared.daemon.devices import CPU_DEVICE, Device
 from shared.kv.control_page import ControlPage
 from shared.kv.errors import LayoutError, PoolMappingError
 from shared.kv.layout import KVLayout
@@ -121,3 +121,38 @@ def test_a_pool_that_cannot_be_is_refused(peer: Peer) -> None:
 def test_descriptors_in_the_wrong_order_are_no_pool(peer: Peer) -> None:
     with pytest.raises(PoolMappingError, match="the pool has 32 bytes"):
         PeerPool(peer.map_message(), peer.fds[::-1], LAYOUT, CPU_DEVICE)
+
+
+def test_a_gpus_pool_that_does_not_open_is_refused_with_its_own_code(peer: Peer) -> None:
+    """What is wrong with it decides what to do about it."""
+    refuse = map_pool(
+        peer.map_message(pool_handle=b"h" * 63, event_handles=[b"e" * 64]),
+        [os.dup(fd) for fd in peer.fds],
+        layout=LAYOUT,
+        device=Device(name="GPU-a", index=0),
+        peer_device="GPU-a",
+        min_bandwidth_gb_s=None,
+    )
+    assert isinstance(refuse, wire.Refuse)
+    assert (refuse.code, refuse.ours) == ("handle", "a handle has 63 bytes, not 64")
+
+
+@pytest.mark.parametrize(("floor_gb_s", "is_taken"), [(None, True), (0.0, True), (1e6, False)])
+def test_the_floor_is_what_is_configured_or_goes_by_the_path(
+    peer: Peer, floor_gb_s: float | None, is_taken: bool
+) -> None:
+    """Shared memory has one kind of path, and takes any."""
+    pool = map_pool(
+        peer.map_message(),
+        [os.dup(fd) for fd in peer.fds],
+        layout=LAYOUT,
+        device=CPU_DEVICE,
+        peer_device="cpu",
+        min_bandwidth_gb_s=floor_gb_s,
+    )
+    if is_taken:
+        assert isinstance(pool, PeerPool)
+        assert pool.close()
+    else:
+        assert isinstance(pool, wire.Refuse)
+        assert pool.code == "slow-link"

@@ -311,6 +311,30 @@ def test_a_request_that_decoded_finds_wrong_fails(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("token_budget", [512, 4], ids=["handed-over", "announced"])
+def test_what_decoded_died_under_twice_is_not_handed_to_a_third(
+    play: Play, token_budget: int
+) -> None:
+    """Others wait for that one, and shall not lose it too."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        user = world.ask(generate(num_tokens=80))
+        for _ in range(2):
+            world.open_link()
+            await until(lambda: world.desk.lending.requests)
+            world.casualties.peer_lost(r.id for r in world.desk.lending.requests)
+            world.casualties.peer_died()
+            world.desk.link_lost(peer_is_gone=True, grace_s=10)
+            world.serving.end_poisoned()
+        error = await user.error()
+        assert (error.code, error.retryable) == ("poisoned", False)
+        await until(lambda: is_all_free(world))
+        assert world.serving.is_idle
+
+    play(scene, prefilld__token_budget=token_budget)
+
+
 # --- deadlines -------------------------------------------------------------------------------
 
 

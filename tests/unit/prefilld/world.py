@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
+from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.metrics import PrefillMetrics
 from prefilld.overview import Overview
@@ -71,12 +72,14 @@ class World:
             log=service.log,
             metrics=metrics,
         )
+        self.casualties = Casualties()
         self.serving = Serving(
             service=service,
             prefiller=EagerPrefiller(ModelRunner(host.model, self.pool.kv, layout)),
             engine=engine,
             allocator=self.allocator,
             desk=self.desk,
+            casualties=self.casualties,
             metrics=metrics,
         )
         self.desk.attach(self.serving)
@@ -85,8 +88,10 @@ class World:
             service=service,
             host=host,
             serving=self.serving,
+            casualties=self.casualties,
             metrics=metrics,
             bounds=lambda: self.bounds,
+            turns_away=service.draining.is_set,
         )
         self.link = Link()
         self.overview = Overview(

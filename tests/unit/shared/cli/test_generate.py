@@ -197,23 +197,96 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert kvpair("generate", "x") == (exit_code, "", "kvpair: the fault in full\n")
 
 
-def test_an_answer_that_breaks_off_says_so(serve: Serve, kvpair: Kvpair) -> None:
+class BreakingOff:
+    """A script that gives one token a connection and hangs up, until it ends the answer.
+
+    Args:
+        num_losses: Connections that break off.
+    """
+
+    def __init__(self, *, num_losses: int) -> None:
+        self.num_losses = num_losses
+        self.resumes: list[list[int]] = []
+
+    def __call__(self, peer: Peer) -> None:
+        request = peer.receive()
+        assert isinstance(request, Generate)
+        had = request.resume.ids if request.resume else []
+        if request.resume:
+            self.resumes.append(had)
+        index = len(had)
+        text = "Paris"[index]
+        peer.send(ACCEPTED, Tokens(index=index, ids=[10 + index], text=text))
+        if index == self.num_losses:
+            peer.send(end(completion_tokens=index + 1))
+
+
+def notes(*num_tokens: int) -> str:
+    return "".join(
+        f"kvpair: a daemon went away after {number} tokens; resuming (attempt {attempt} of 3)\n"
+        for attempt, number in enumerate(num_tokens, 1)
+    )
+
+
+def test_an_answer_that_breaks_off_goes_on(serve: Serve, kvpair: Kvpair) -> None:
+    """Its text is on stdout once, whole, and stderr tells why it stood still."""
+    script = BreakingOff(num_losses=2)
+    serve(script)
+    assert kvpair("generate", "x") == (0, "Par\n", notes(1, 2))
+    assert script.resumes == [[10], [10, 11]]
+
+
+def test_json_of_an_answer_that_broke_off_is_that_of_a_whole_one(
+    serve: Serve, kvpair: Kvpair
+) -> None:
+    serve(BreakingOff(num_losses=1))
+    code, output, errors = kvpair("generate", "--json", "x")
+    assert (code, errors) == (0, notes(1))
+    answer = json.loads(output)
+    assert (answer["text"], answer["tokens"], answer["reason"]) == ("Pa", [10, 11], "stop")
+
+
+def test_an_answer_that_breaks_off_too_often_says_so(serve: Serve, kvpair: Kvpair) -> None:
     """What had arrived stays on stdout, on a line of its own."""
-    serve(Answering(*PARIS[:2]))
+    serve(BreakingOff(num_losses=9))
     code, output, errors = kvpair("generate", "x")
-    assert (code, output) == (1, "Paris\n")
-    assert errors.startswith("kvpair: the daemon went away before the answer was whole")
-    assert errors.count("\n") == 1
+    assert (code, output) == (1, "Pari\n")
+    told = errors.removeprefix(notes(1, 2, 3))
+    assert told.startswith("kvpair: the daemon went away before the answer was whole")
+    assert told.count("\n") == 1
 
 
-def test_json_of_an_answer_that_broke_off_makes_nothing_up(serve: Serve, kvpair: Kvpair) -> None:
-    serve(Answering(*PARIS[:2]))
+def test_json_of_an_answer_that_stays_broken_makes_nothing_up(serve: Serve, kvpair: Kvpair) -> None:
+    serve(BreakingOff(num_losses=9))
     code, output, _ = kvpair("generate", "--json", "x")
     assert code == 1
     answer = json.loads(output)
-    assert (answer["reason"], answer["text"], answer["tokens"]) == ("error", "Paris", [10])
-    assert answer["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 1}
+    assert (answer["reason"], answer["text"]) == ("error", "Pari")
+    assert answer["tokens"] == [10, 11, 12, 13]
+    assert answer["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 4}
     assert answer["timings_ms"]["total"] is None
+
+
+def test_an_interrupt_ends_the_wait_for_a_daemon(serve: Serve, kvpair: Kvpair) -> None:
+    """The user has seen the note and does not want to wait for a minute."""
+    hung_up = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.receive()
+        peer.send(ACCEPTED, Tokens(index=0, ids=[10], text="Paris"))
+        assert hung_up.wait(30)
+
+    daemon = serve(script)
+    with kvpair.start("generate", "x") as process:
+        assert read(process, 5) == "Paris"
+        daemon.stop_listening()
+        hung_up.set()
+        assert process.stderr is not None
+        assert "resuming" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert (output, errors) == ("\n", "kvpair: cancelled after 1 tokens\n")
+    assert process.returncode == 130
 
 
 def cancelling(after_cancel: Script) -> Script:

@@ -68,9 +68,11 @@ def test_hidden_states_are_wanted_where_a_token_is_sampled() -> None:
     )
 
     def rows_of(*steps: SequenceStep) -> list[int]:
-        rows = build_batch(steps, LAYOUT, CPU).output_rows
-        assert rows is not None
-        return rows.tolist()
+        batch = build_batch(steps, LAYOUT, CPU)
+        assert batch.output_rows is not None
+        assert batch.output_index is not None
+        assert batch.output_index.tolist() == list(batch.output_rows)
+        return list(batch.output_rows)
 
     assert rows_of(STEP, decode, STEP) == [3]
     assert rows_of(STEP) == []

@@ -351,8 +351,10 @@ def test_an_event_that_does_not_open_closes_what_did(
     reader: FakeCuda, pool: CudaIpcPool, layout: KVLayout
 ) -> None:
     """As where /dev/shm is not shared: memory opens, events do not."""
-    reader.fails["open_event"], reader.fails_after["open_event"] = 400, 2
-    with pytest.raises(PoolMappingError, match=r"event 2 does not open.*/dev/shm") as caught:
+    reader.fails["open_event"], reader.fails_after["open_event"] = 205, 2
+    with pytest.raises(
+        PoolMappingError, match=r"event 2 does not open \(CUDA error 205\).*/dev/shm"
+    ) as caught:
         open_mapping(reader, pool, layout)
     assert caught.value.fault is MappingFault.EVENTS
     assert reader.num_events == 0
