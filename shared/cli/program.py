@@ -18,6 +18,7 @@ from shared.errors import ExitCode, KvpairError
 from shared.version import __version__
 
 COMMANDS: dict[str, str] = {
+    "chat": "Talk with the model, turn by turn.",
     "config": "Show the configuration and where each value came from.",
     "generate": "Answer a prompt.",
     "logs": "Show what both daemons logged, as one timeline.",
