@@ -10,11 +10,21 @@ BIN    := $(VENV)/bin
 CUDA   ?= $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
 EXTRAS := $(if $(CUDA),[$(if $(filter 12,$(CUDA)),cuda,cuda13)],)
 
+# The service: its own Python environment on the system's Python, never on a checkout's.
+PREFIX        ?= /opt/kvpair
+SYSTEM_PYTHON ?= /usr/bin/python3
+BINDIR        ?= /usr/local/bin
+# Where systemd looks for units, users and folders that no package brought.
+UNITLIB       ?= /usr/local/lib
+SYSCONFDIR    ?= /etc
+PLACES = $(foreach name,DESTDIR PREFIX BINDIR UNITLIB SYSCONFDIR,$(name)='$($(name))')
+
 .DEFAULT_GOAL := help
-.PHONY: FORCE help install dev demo test check lint fmt types layers unit bench clean
+.PHONY: FORCE help install dev demo test check lint fmt types layers unit bench clean \
+	test-systemd install-system uninstall-system
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 # Constraints pin everything but torch: `TORCH=` may ask for another, and then Triton, which goes
 # with torch's release, is not pinned either.
@@ -69,8 +79,26 @@ check: lint types layers unit ## The quick part of `test`
 test: lint types layers ## Everything that needs no GPU; what CI runs
 	$(BIN)/pytest -q -m "not gpu"
 
+test-systemd: dev ## The service under a real systemd, booted in a container; needs root
+	$(BIN)/pytest -q -m systemd tests/systemd
+
 bench: dev ## Measure on this machine; CPU figures are ratios within one run
 	$(BIN)/python -m tests.benchmarks
+
+# An environment that is staged in DESTDIR runs in PREFIX: its programs name their Python by path.
+install-system: ## Install the service under PREFIX=/opt/kvpair, with its units (as root)
+	$(SYSTEM_PYTHON) -m venv '$(DESTDIR)$(PREFIX)'
+	grep -vi '$(UNPINNED)' constraints.txt > '$(DESTDIR)$(PREFIX)/constraints.txt'
+	echo '$(TORCH)' >> '$(DESTDIR)$(PREFIX)/constraints.txt'
+	'$(DESTDIR)$(PREFIX)/bin/python' -m pip install --quiet --disable-pip-version-check \
+		--root-user-action=ignore --constraint '$(DESTDIR)$(PREFIX)/constraints.txt' \
+		'$(TORCH)' '.$(EXTRAS)'
+	sed -i "1s|^#!.*/bin/python[^ ]*|#!$(PREFIX)/bin/python3|" \
+		$(foreach program,kvpair prefilld decoded,'$(DESTDIR)$(PREFIX)/bin/$(program)')
+	$(PLACES) systemd/install.sh install
+
+uninstall-system: ## Remove the service; configuration, cache and user stay
+	$(PLACES) systemd/install.sh uninstall
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

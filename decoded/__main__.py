@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from shared.daemon.listening import open_listener
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 async def _run(service: Service) -> None:
     # Before torch is imported, so that clients wait for those seconds and a second instance does
     # not.
-    listener = open_listener(service.socket_path, group=service.config.decoded.group)
+    group = service.config.decoded.group
+    listener = open_listener(service.socket_path, environ=os.environ, group=group)
     from decoded.app import run  # noqa: PLC0415  see above
 
     await run(service, listener)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from decoded.refusals import refuse
 from protocol import messages as wire
 from protocol.errors import InvalidMessageError
 from protocol.limits import VERSION
 from shared.daemon.fingerprint import first_difference
+from shared.ops.token_bitmap import bitmap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -26,6 +28,8 @@ def judge_hello(
     uid: int,
     allowed_uids: Collection[int],
     fields: Mapping[str, object],
+    backend: str,
+    device: str,
 ) -> wire.Refuse | None:
     """Return why a link is refused, or None.
 
@@ -35,18 +39,21 @@ def judge_hello(
         uid: prefilld's user, as the kernel tells it.
         allowed_uids: Users whose prefilld may open the link.
         fields: What this daemon's fingerprint is made of.
+        backend: What the pool is to be made of, `memfd` or `cuda`.
+        device: The UUID of this daemon's GPU, or `cpu`.
     """
     theirs = hello.instance
     if uid not in allowed_uids:
-        return _refuse(
+        return refuse(
             "credentials",
             "uid",
             ours=", ".join(map(str, sorted(allowed_uids))),
             theirs=uid,
-            message="run both daemons as one user, or set [decoded] link_uid",
+            message="run both daemons as one user"
+            + (", or set [decoded] link_uid" if backend == "memfd" else ""),
         )
     if hello.version != VERSION:
-        return _refuse(
+        return refuse(
             "version",
             "version",
             ours=VERSION,
@@ -54,7 +61,7 @@ def judge_hello(
             message="install the same kvpair for both daemons and restart them",
         )
     if theirs.boot_id != instance.boot_id:
-        return _refuse(
+        return refuse(
             "host",
             "boot_id",
             ours=instance.boot_id,
@@ -62,7 +69,7 @@ def judge_hello(
             message="both daemons must run on one host: memory is not shared between two",
         )
     if theirs == instance:
-        return _refuse(
+        return refuse(
             "self-connect",
             "instance",
             ours=instance.pid,
@@ -70,24 +77,26 @@ def judge_hello(
             message="[decoded] socket is this daemon's own",
         )
     if theirs.pid == instance.pid:
-        return _refuse(
+        return refuse(
             "same-pid",
             "pid",
             ours=instance.pid,
             theirs=theirs.pid,
             message="share the PID namespace, or start the daemons under an init",
         )
-    if hello.backend != "memfd":
-        return _refuse(
+    if hello.backend != backend:
+        return refuse(
             "backend",
             "backend",
-            ours="memfd",
+            ours=backend,
             theirs=hello.backend,
-            message="set the same [pool] backend for both daemons",
+            message="give both daemons one configuration: both on GPUs, or both on the CPU",
         )
+    if backend == "cuda" and (refusal := _judge_gpu(hello, instance, device)) is not None:
+        return refusal
     name = first_difference(fields, hello.fields)
     if name is not None:
-        return _refuse(
+        return refuse(
             "fingerprint",
             name,
             ours=fields.get(name, "absent"),
@@ -97,71 +106,42 @@ def judge_hello(
     return None
 
 
-def link_busy(*, pid: int) -> wire.Refuse:
-    """Return the refusal of a second link.
+def _judge_gpu(hello: wire.Hello, instance: wire.Instance, device: str) -> wire.Refuse | None:
+    """Judge what matters to CUDA IPC alone.
 
-    Args:
-        pid: prefilld's whose link lives.
+    Two PID namespaces are no reason as long as the pids differ as each process sees its own:
+    memory has been opened across them.  Should it not open, `unmappable` names them.
     """
-    return _refuse(
-        "link-busy",
-        "peer",
-        ours=pid,
-        theirs="another",
-        message=f"prefilld {pid} has the link; stop it first",
-    )
+    if not hello.device.startswith(("GPU-", "MIG-")):
+        return refuse(
+            "invalid-message",
+            "device",
+            ours=device,
+            theirs=hello.device,
+            message="a GPU is named by its UUID; both daemons must run the same version",
+        )
+    if hello.instance.shm_device != instance.shm_device:
+        return refuse(
+            "shm",
+            "shm_device",
+            ours=instance.shm_device,
+            theirs=hello.instance.shm_device,
+            message="let both daemons see one /dev/shm: CUDA's events cross processes through it",
+        )
+    if device != hello.device and "MIG-" in (device[:4], hello.device[:4]):
+        return refuse(
+            "peer-access",
+            "device",
+            ours=device,
+            theirs=hello.device,
+            message="parts of GPUs cannot read each other; give both daemons one part, or two GPUs",
+        )
+    return None
 
 
-def contradiction(text: str) -> wire.Refuse:
-    """Return the refusal of a link whose messages contradict each other."""
-    return _refuse(
-        "invalid-message",
-        "message",
-        ours="",
-        theirs=text,
-        message="prefilld contradicts itself; see its log, both must run the same version",
-    )
-
-
-def descriptors_lost() -> wire.Refuse:
-    """Return the refusal of a MAP without its descriptors."""
-    return _refuse(
-        "fd-lost",
-        "descriptors",
-        ours="0",
-        theirs="2",
-        message="decoded has no descriptor left; raise its limit (LimitNOFILE, ulimit -n)",
-    )
-
-
-def foreign_backend() -> wire.Refuse:
-    """Return the refusal of a MAP whose pool is not in a memfd."""
-    return _refuse(
-        "backend",
-        "pool_handle",
-        ours="memfd",
-        theirs="a GPU's pool",
-        message="set the same [pool] backend for both daemons",
-    )
-
-
-def unmappable(text: str) -> wire.Refuse:
-    """Return the refusal of a pool that cannot be mapped."""
-    return _refuse("size", "pool", ours=text, theirs="", message="restart both daemons")
-
-
-def too_slow(floor_gb_s: float, read_gb_s: float) -> wire.Refuse:
-    """Return the refusal of a mapping that reads slower than any healthy one."""
-    return _refuse(
-        "slow-link",
-        "bandwidth_gb_s",
-        ours=f"at least {floor_gb_s:g} ([link] min_bandwidth_gb_s)",
-        theirs=f"{read_gb_s:.3g}",
-        message="the path between the pools is not the one that was configured",
-    )
-
-
-def check_chunk(message: wire.Chunk, layout: KVLayout, num_slots: int) -> None:
+def check_chunk(
+    message: wire.Chunk, layout: KVLayout, num_slots: int, *, num_events: int = 0
+) -> None:
     """Hold a CHUNK's numbers against the pool that MAP described.
 
     Raises:
@@ -173,6 +153,8 @@ def check_chunk(message: wire.Chunk, layout: KVLayout, num_slots: int) -> None:
             f"chunk: {len(message.blocks)} blocks from {message.first} exceed "
             f"{message.total_blocks}"
         )
+    if message.event is not None and message.event >= num_events:
+        raise InvalidMessageError(f"event {message.event} is not in a ring of {num_events}")
 
 
 def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab_size: int) -> None:
@@ -209,9 +191,25 @@ def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab
         )
     if request.sampling.seed is None:
         raise InvalidMessageError("handoff: the seed is not resolved")
-    if max(request.ids) >= vocab_size:
+    named = max([*request.ids, *request.stop_ids, *(e.id for e in request.sampling.logit_bias)])
+    if named >= vocab_size:
         raise InvalidMessageError(
-            f"handoff: token id {max(request.ids)} is outside the vocabulary of {vocab_size}"
+            f"handoff: token id {named} is outside the vocabulary of {vocab_size}"
+        )
+    _check_sampling(request, vocab_size)
+
+
+def _check_sampling(request: wire.RequestState, vocab_size: int) -> None:
+    """Hold what sampling depends on against the model and the answer so far."""
+    if request.prompt_set and len(request.prompt_set) != bitmap_bytes(vocab_size):
+        raise InvalidMessageError(
+            f"handoff: a set of tokens of {len(request.prompt_set)} bytes is not one of a "
+            f"vocabulary of {vocab_size}"
+        )
+    num_held = len(request.ids) - request.delivered if request.logprobs is not None else 0
+    if len(request.held_logprobs) != num_held:
+        raise InvalidMessageError(
+            f"handoff: {len(request.held_logprobs)} log-probabilities of {num_held} held ids"
         )
 
 
@@ -230,7 +228,3 @@ def _check_lease(
         raise InvalidMessageError(f"{len(blocks)} blocks are named of {total_blocks} in all")
     if total_blocks < 1:
         raise InvalidMessageError("a sequence of no blocks cannot be")
-
-
-def _refuse(code: str, field: str, *, ours: object, theirs: object, message: str) -> wire.Refuse:
-    return wire.Refuse(code=code, field=field, ours=str(ours), theirs=str(theirs), message=message)

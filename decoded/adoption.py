@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from decoded.metrics import DecodeMetrics
     from decoded.scheduler import Scheduler
     from decoded.sequences import SequenceBook
+    from decoded.turns import CopyDone
     from shared.service.frame import Service
 
 
@@ -128,6 +129,7 @@ class AdoptionDesk:
             first=message.first,
             blocks=message.blocks,
             total=message.total_blocks,
+            event=message.event,
         )
         self.carry_out(session, effects)
 
@@ -149,7 +151,7 @@ class AdoptionDesk:
         sequence, piece = Sequence.adopt(
             message, stream=stream, token_bytes=self._token_bytes, adopted_ns=now_ns
         )
-        stream.push(piece)
+        stream.push(piece, sequence.take_logprobs(piece))
         if descriptor is None:
             effects = session.intake.handoff_without_descriptor(message.lease, sequence)
         else:
@@ -173,6 +175,7 @@ class AdoptionDesk:
         A stream whose ADOPT the kernel did not accept whole is not ours: prefilld hands it to
         another decoded, or its client asks again.
         """
+        self._metrics.links_lost.inc()
         self.carry_out(session, session.intake.link_lost())
         for sequence, owner in tuple(self._unconfirmed.items()):
             if owner is session:
@@ -194,12 +197,15 @@ class AdoptionDesk:
                     self.carry_out(session, session.intake.copied(copy, is_valid=False))
         return chosen
 
-    def copied(self, session: LinkSession, copy: BlockCopy, *, start_ns: int, done_ns: int) -> None:
+    def copied(self, done: CopyDone) -> None:
         """Believe a complete copy, if its lease still stands now."""
-        is_valid = session.peer_pool.is_valid(copy)
+        session, copy = done.job.session, done.job.copy
+        is_valid = done.is_complete and session.peer_pool.is_valid(copy)
         if not is_valid:
             self._metrics.voided.inc()
-        effects = session.intake.copied(copy, is_valid=is_valid, start_ns=start_ns, done_ns=done_ns)
+        effects = session.intake.copied(
+            copy, is_valid=is_valid, start_ns=done.start_ns, done_ns=done.done_ns
+        )
         self.carry_out(session, effects)
 
     def cancel_pull(self, sequence: Sequence) -> None:

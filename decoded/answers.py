@@ -32,6 +32,7 @@ def end_of(sequence: Sequence, reason: str, now_ns: int) -> wire.End:
             prefill=(state.first_token_ns - state.started_ns) / NS_PER_MS,
             decode=(now_ns - state.first_token_ns) / NS_PER_MS,
             total=(now_ns - state.arrived_ns) / NS_PER_MS,
+            first_token_ns=state.first_token_ns,
             handoff=wire.HandoffTimings(
                 ready=since_first_token(times.sent_ns),
                 adopted=since_first_token(times.adopted_ns),

@@ -7,25 +7,27 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.admittance import judge_hello, link_busy
+from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
+from decoded.decode_engine import make_decode_engine
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
+from decoded.overview import Overview
+from decoded.refusals import link_busy
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
+from shared.daemon.devices import Device, require_device
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
+from shared.daemon.metrics_http import metrics_over_http
 from shared.daemon.model_host import ModelHost, load_model_host
-from shared.daemon.status import pool_status
-from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
-from shared.kv.pool import LocalPool
 from shared.service.frame import DaemonState, Service
 
 if TYPE_CHECKING:
@@ -44,8 +46,12 @@ async def run(service: Service, listener: Listener) -> None:
     """Run decoded until it was told to stop and has finished what it had adopted."""
     engine = EngineThread(num_threads=service.config.decoded.threads)
     app = Decoded(service, engine, listener)
+    scrapers = metrics_over_http(
+        service.metrics, name=service.name, resolved=service.resolved, log=service.log
+    )
     try:
-        await app.serve()
+        async with scrapers:
+            await app.serve()
     finally:
         app.close()
         await engine.stop(grace_s=ENGINE_GRACE_S)
@@ -56,10 +62,12 @@ class _Parts:
     """What there is once the model is loaded."""
 
     host: ModelHost
+    device: Device
     allocator: BlockAllocator
     scheduler: Scheduler[Sequence]
     book: SequenceBook
     desk: AdoptionDesk
+    overview: Overview
 
     @property
     def is_idle(self) -> bool:
@@ -81,11 +89,14 @@ class Decoded:
         self._metrics = DecodeMetrics(service.metrics)
         self._loop = asyncio.get_running_loop()
         self._instance = this_instance()
+        self._last_peer: wire.Instance | None = None
+        """Whose link was taken last."""
         self._visitors: set[Visitor] = set()
         self._loaded = asyncio.Event()
         self._parts: _Parts | None = None
         """Once the model is loaded."""
         self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
+        service.attend(engine, num_requests=self._num_requests)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
@@ -116,20 +127,33 @@ class Decoded:
 
     async def _load(self) -> None:
         service, config = self._service, self._service.config
-        num_blocks = config.decoded.num_blocks
-        host = await self._engine.run(load_model_host, config, num_blocks=num_blocks)
-        pool = await self._engine.run(LocalPool, host.layout)
-        work = asyncio.Event()
-        allocator = BlockAllocator(num_blocks)
+        device = await self._engine.run(
+            require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
+        )
+        host = await self._engine.run(
+            load_model_host,
+            config,
+            num_blocks=config.decoded.num_blocks,
+            memory_fraction=config.decoded.memory_fraction,
+            device=device,
+            progress=service.loaded,
+        )
+        computing = await self._engine.run(make_decode_engine, host, device, config)
+        allocator = BlockAllocator(host.layout.num_blocks)
         scheduler: Scheduler[Sequence] = Scheduler(
             allocator=allocator, max_batch=config.decoded.max_batch
         )
+        loop: DecodeLoop
+
+        def wake() -> None:
+            loop.wake()
+
         book = SequenceBook(
             service=service,
             scheduler=scheduler,
             metrics=self._metrics,
             decode=host.tokenizer.decode,
-            on_work=work.set,
+            on_work=wake,
         )
         desk = AdoptionDesk(
             service=service,
@@ -137,20 +161,34 @@ class Decoded:
             book=book,
             metrics=self._metrics,
             token_bytes=host.tokenizer.token_bytes,
-            on_work=work.set,
+            on_work=wake,
         )
         loop = DecodeLoop(
-            runner=ModelRunner(host.model, pool.kv, host.layout),
+            turns=computing.turns,
             engine=self._engine,
-            pool=pool,
-            work=work,
+            layout=host.layout,
             scheduler=scheduler,
             desk=desk,
             book=book,
             metrics=self._metrics,
         )
+        overview = Overview(
+            scheduler=scheduler,
+            book=book,
+            desk=desk,
+            allocator=allocator,
+            layout=host.layout,
+            clock=service.clock,
+        )
+        overview.declare(service.metrics)
         self._parts = _Parts(
-            host=host, allocator=allocator, scheduler=scheduler, book=book, desk=desk
+            host=host,
+            device=device,
+            allocator=allocator,
+            scheduler=scheduler,
+            book=book,
+            desk=desk,
+            overview=overview,
         )
         service.spawn(loop.run(), name="decode")
         service.log.info("model.loaded", **host.summary())
@@ -169,6 +207,9 @@ class Decoded:
                 parts.allocator.check_integrity()
             has_link = any(session.is_open for session in parts.desk.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
+
+    def _num_requests(self) -> int:
+        return 0 if self._parts is None else len(self._parts.book.living)
 
     # --- who knocks --------------------------------------------------------------------------
 
@@ -213,6 +254,8 @@ class Decoded:
             uid=credentials.uid,
             allowed_uids=self._allowed_uids(),
             fields=parts.host.fields,
+            backend="memfd" if parts.device.index is None else "cuda",
+            device=parts.device.name,
         ) or self._refuse_second(parts.desk)
         if refusal is not None:
             self._metrics.links_refused.labels(refusal.code).inc()
@@ -229,6 +272,7 @@ class Decoded:
             service=self._service,
             engine=self._engine,
             host=parts.host,
+            device=parts.device,
             socket=visitor.socket,
             hello=hello,
             pid=credentials.pid,
@@ -239,10 +283,11 @@ class Decoded:
         held = parts.desk.held_leases(hello.epoch)
         parts.desk.add_session(session)
         visitor.become(session)
-        session.welcome(
-            self._instance, held=held, pool_blocks=self._service.config.decoded.num_blocks - 1
-        )
+        session.welcome(self._instance, held=held, pool_blocks=parts.host.layout.num_blocks - 1)
         self._metrics.links.inc()
+        if self._last_peer not in (None, hello.instance):
+            self._metrics.peer_restarts.inc()
+        self._last_peer = hello.instance
 
     def _refuse_second(self, desk: AdoptionDesk) -> wire.Refuse | None:
         """Keep one link at a time: a living one refuses others, a dead one gives way."""
@@ -255,6 +300,8 @@ class Decoded:
         return None
 
     def _allowed_uids(self) -> set[int]:
+        if self._service.config.pool.backend == "cuda":
+            return {os.geteuid()}  # CUDA's events do not open for another user, root included
         link_uid = self._service.config.decoded.link_uid
         return {os.geteuid(), 0} | ({link_uid} if link_uid is not None else set())
 
@@ -263,21 +310,12 @@ class Decoded:
     def status(self) -> dict[str, object]:
         """Return the tree that STATUS tells; `decoded/README.md` explains it."""
         status = self._service.status() | {
-            "device": "cpu",
+            "device": self._service.config.decoded.device,
             "model": self._service.config.model.path,
         }
         parts = self._parts
         if parts is None:
-            return status | dict.fromkeys(("fingerprint", "epoch", "pool", "sequences", "link"))
-        living = [session for session in parts.desk.sessions if not session.is_lost]
-        return status | {
-            "fingerprint": parts.host.fingerprint,
-            "epoch": living[0].epoch.hex() if living else None,
-            "pool": pool_status(parts.allocator, parts.host.layout),
-            "sequences": {
-                "running": parts.scheduler.num_running,
-                "waiting": parts.scheduler.num_reserved,
-                "swapped": 0,
-            },
-            "link": living[0].status() if living else {"state": "waiting"},
-        }
+            unknown = ("fingerprint", "epoch", "pool", "sequences", "link", "requests")
+            return status | dict.fromkeys(unknown)
+        told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
+        return status | told | parts.overview.status()

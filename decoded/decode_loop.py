@@ -1,16 +1,18 @@
 """decoded's loop: one turn after the other, each of some copies and one step for the whole batch.
 
 The event loop's thread decides and the engine thread executes, so all state has one owner and needs
-no lock.
+no lock.  Where the engine allows it, a step is launched before the one before it was looked at: the
+GPU then never waits for this loop.  What such a step computes for a sequence that had ended by then
+is dropped, and the sequence's blocks are free only once that step is done.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
-from decoded.decode import BUSY_COPY_BYTES, IDLE_COPY_BYTES, CopyJob, TurnResult, run_turn
-from shared.clock import NS_PER_S
+from decoded.turns import CopyJob, TurnResult, Turns
 from shared.kv.pull import slice_blocks
 
 if TYPE_CHECKING:
@@ -19,19 +21,26 @@ if TYPE_CHECKING:
     from decoded.scheduler import Scheduler
     from decoded.sequence import Sequence
     from decoded.sequences import SequenceBook
-    from shared.engine.runner import ModelRunner
     from shared.engine.thread import EngineThread
-    from shared.kv.pool import KVPool
+    from shared.kv.layout import KVLayout
+
+BUSY_COPY_BYTES = 32 << 20
+"""Bytes to copy in a turn beside a step, where a turn does one after the other.
+
+At the 4 to 8 GB/s of one core they take 4 to 8 ms: a fifth at most of an embedded model's step.
+"""
+
+IDLE_COPY_BYTES = 256 << 20
+"""Bytes to copy in such a turn without a step: bounds how long a cancel waits."""
 
 
 class DecodeLoop:
     """Takes turns for as long as there is something to do, and waits otherwise.
 
     Args:
-        runner: The model over `pool`.
+        turns: What takes them.
         engine: The thread that computes.
-        pool: decoded's own pool.
-        work: Set whenever there may be something to do.
+        layout: Of decoded's own pool.
         scheduler: The batch.
         desk: What is to be copied.
         book: The sequences.
@@ -40,62 +49,100 @@ class DecodeLoop:
     def __init__(
         self,
         *,
-        runner: ModelRunner,
+        turns: Turns,
         engine: EngineThread,
-        pool: KVPool,
-        work: asyncio.Event,
+        layout: KVLayout,
         scheduler: Scheduler[Sequence],
         desk: AdoptionDesk,
         book: SequenceBook,
         metrics: DecodeMetrics,
     ) -> None:
-        self._runner, self._engine, self._pool, self._work = runner, engine, pool, work
+        self._turns, self._engine, self._layout = turns, engine, layout
         self._scheduler, self._desk, self._book = scheduler, desk, book
         self._metrics = metrics
+        self._last_step_ns = 0
+        """When the previous step ended."""
+        self._work = asyncio.Event()
+        self._in_flight: deque[list[Sequence]] = deque()
+        """The batches of steps that are launched and not collected."""
+        self._num_copies = 0
+        """Copies that were submitted and not reported."""
+        self._is_submitting = False
+
+    def wake(self) -> None:
+        """Look again: there may be something to copy, to decode, or to end."""
+        self._work.set()
+        self._turns.interrupt()
+        if self._turns.copies_beside_steps and not self._is_submitting:
+            # Not at once: whoever calls may be in the middle of the books.
+            self._is_submitting = True
+            asyncio.get_running_loop().call_soon(self._submit_copies, 0)
 
     async def run(self) -> None:
         """Take turns, for ever."""
         while True:
+            self._work.clear()
             self._end_cancelled()
-            batch = self._scheduler.next_batch()
-            budget = BUSY_COPY_BYTES if batch else IDLE_COPY_BYTES
-            copies = self._desk.next_copies(slice_blocks(self._pool.layout, budget))
-            if not batch and not copies:
+            has_room = len(self._in_flight) < self._turns.depth
+            batch = self._scheduler.next_batch() if has_room else []
+            self._submit_copies(BUSY_COPY_BYTES if batch else IDLE_COPY_BYTES)
+            if not batch and not self._in_flight and not self._num_copies:
                 self._desk.tell_credits()
-                self._work.clear()
                 await self._work.wait()
                 continue
-            jobs = [CopyJob(source=session.peer_pool.kv, copy=copy) for session, copy in copies]
             steps = [sequence.next_step() for sequence in batch]
-            result = await self._engine.run(run_turn, self._runner, self._pool.kv, jobs, steps)
-            del jobs  # a mapping can be closed only once no tensor of it is left
-            for session, copy in copies:
-                self._metrics.pulled_bytes.inc(len(copy.sources) * self._pool.layout.block_bytes)
-                self._desk.copied(
-                    session, copy, start_ns=result.copy_start_ns, done_ns=result.copy_done_ns
-                )
             if batch:
-                self._stepped(batch, result)
+                self._scheduler.launched(batch)
+                self._in_flight.append(batch)
+            result = await self._engine.run(self._turns.take, steps)
+            self._take_copies(result)
+            if result.token_ids is not None:
+                self._stepped(self._in_flight.popleft(), result)
             self._desk.tell_credits()
+
+    def _submit_copies(self, max_bytes: int) -> None:
+        """Hand the engine what may be copied; `max_bytes` bounds it where steps wait for it."""
+        self._is_submitting = False
+        max_blocks = self._layout.num_blocks
+        if not self._turns.copies_beside_steps:
+            max_blocks = slice_blocks(self._layout, max_bytes)
+        for session, copy in self._desk.next_copies(max_blocks):
+            self._num_copies += 1
+            self._turns.submit(CopyJob(session=session, copy=copy))
+
+    def _take_copies(self, result: TurnResult) -> None:
+        for done in result.copies:
+            self._num_copies -= 1
+            if done.is_complete:
+                num_bytes = len(done.job.copy.sources) * self._layout.block_bytes
+                self._metrics.copied(num_bytes=num_bytes, duration_ns=done.done_ns - done.start_ns)
+            self._desk.copied(done)
 
     def _stepped(self, batch: list[Sequence], result: TurnResult) -> None:
         """Send each sequence its token, and end those that are done."""
-        self._metrics.steps.inc()
-        self._metrics.step_seconds.observe((result.step_done_ns - result.copy_done_ns) / NS_PER_S)
+        assert result.token_ids is not None
+        self._scheduler.collected(batch)
+        living = [sequence for sequence in batch if self._book.is_living(sequence)]
+        self._metrics.stepped(
+            num_sequences=len(living),
+            num_second=sum(not sequence.new_ids for sequence in living),
+            step_s=result.step_seconds,
+            since_ns=result.step_done_ns - self._last_step_ns,
+        )
+        self._last_step_ns = result.step_done_ns
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
-            assert token_id is not None, "every decode step samples"
+            if not self._book.is_living(sequence):
+                continue  # it ended while this step was running
             if not sequence.new_ids:
                 sequence.times.first_step_ns = result.step_done_ns
-                waited_ns = result.step_done_ns - sequence.state.first_token_ns
-                self._metrics.second_token_seconds.observe(waited_ns / NS_PER_S)
+                self._metrics.second_token(sequence)
             piece = sequence.push(token_id)
-            self._metrics.generated_tokens.inc()
-            sequence.stream.push(piece)
+            sequence.stream.push(piece, sequence.take_logprobs(piece))
             if piece.finish is not None:
                 self._book.end(sequence, piece.finish)
 
     def _end_cancelled(self) -> None:
-        """Take cancelled sequences out; no turn is running now."""
+        """Take cancelled sequences out."""
         for sequence in self._book.living:
             if sequence.is_cancelled:
                 self._desk.cancel_pull(sequence)

@@ -61,6 +61,8 @@ class HeldLease(Generic[R]):
     state: LeaseState
     sources: list[int] = field(default_factory=list)
     """Blocks of prefilld's pool that may be read now, in the order of the prompt."""
+    events: list[tuple[int, int]] = field(default_factory=list)
+    """(number of sources, event slot): up to there they are written once the event is seen."""
     targets: list[int] = field(default_factory=list)
     """Our blocks for prompt and answer."""
     num_copied: int = 0
@@ -115,8 +117,12 @@ class Intake(Generic[R]):
         first: int,
         blocks: list[int],
         total: int,
+        event: int | None = None,
     ) -> list[Effect[R]]:
-        """Take note of blocks that may be read; the first CHUNK of a lease reserves `total`."""
+        """Take note of blocks that may be read; the first CHUNK of a lease reserves `total`.
+
+        `event` is the slot that must be seen before they are; None where they may be read now.
+        """
         lease = self._leases.get(lease_id)
         if lease is None:
             self.seen += 1
@@ -137,6 +143,8 @@ class Intake(Generic[R]):
         if first != len(lease.sources) or len(lease.sources) + len(blocks) > len(lease.targets):
             return [Ignored("chunk", lease_id)]
         lease.sources.extend(blocks)
+        if event is not None:
+            lease.events.append((len(lease.sources), event))
         return []
 
     def handoff(
@@ -176,6 +184,8 @@ class Intake(Generic[R]):
                 lease_id, "invalid-message", "HANDOFF contradicts what CHUNKs named", request
             )
         lease.sources = list(blocks)
+        # The first token was read back behind all of them, so they are written.
+        lease.events.clear()
         lease.state = LeaseState.ADOPTED
         lease.request = request
         return [SendAdopt(lease_id, request), *self._when_copied(lease)]
@@ -226,10 +236,14 @@ class Intake(Generic[R]):
                 break
             if lease.is_copying or lease.state is LeaseState.ENDING:
                 continue
-            sources = lease.sources[lease.num_copied :][:max_blocks]
+            start = lease.num_copied
+            # One chunk at a time: what is written need not wait for what is not.
+            end, event = next(
+                (mark for mark in lease.events if mark[0] > start), (len(lease.sources), None)
+            )
+            sources = lease.sources[start : min(end, start + max_blocks)]
             if not sources:
                 continue
-            start = lease.num_copied
             lease.is_copying = True
             max_blocks -= len(sources)
             copies.append(
@@ -239,6 +253,7 @@ class Intake(Generic[R]):
                     generation=lease.generation,
                     sources=sources,
                     targets=lease.targets[start : start + len(sources)],
+                    event=event,
                 )
             )
         return copies
@@ -279,6 +294,7 @@ class Intake(Generic[R]):
     def _decline(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """Revoked before it was handed off: keep the lease, without blocks, for its ABORT."""
         blocks, lease.targets, lease.sources = lease.targets, [], []
+        lease.events.clear()
         lease.num_copied = 0
         lease.state = LeaseState.DECLINED
         return [Unreserve(blocks)]

@@ -18,6 +18,9 @@ class BlockCopy:
     generation: int
     sources: list[int]
     targets: list[int]
+    event: int | None = None
+    """Slot in the event ring that must be seen before the sources are read; None where they are
+    written already."""
 
 
 @dataclass(frozen=True, slots=True)

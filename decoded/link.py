@@ -11,8 +11,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from decoded.admittance import check_chunk, check_handoff, contradiction
+from decoded.admittance import check_chunk, check_handoff
 from decoded.mapping import PeerPool, map_pool
+from decoded.refusals import contradiction
 from protocol import messages as wire
 from protocol.descriptors import connection_among
 from protocol.errors import InvalidMessageError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from decoded.sequence import Sequence
     from protocol.closing import CloseReason
     from protocol.sockets import MessageSocket
+    from shared.daemon.devices import Device
     from shared.daemon.model_host import ModelHost
     from shared.engine.thread import EngineThread
     from shared.service.frame import Service
@@ -50,6 +52,7 @@ class LinkSession:
         service: Service,
         engine: EngineThread,
         host: ModelHost,
+        device: Device,
         socket: MessageSocket,
         hello: wire.Hello,
         pid: int,
@@ -57,7 +60,8 @@ class LinkSession:
         handler: LinkHandler,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._service, self._engine, self._host = service, engine, host
+        self._service, self._engine = service, engine
+        self._host, self._device, self._peer_device = host, device, hello.device
         self._socket, self._handler = socket, handler
         self.intake = intake
         self.epoch = hello.epoch
@@ -231,7 +235,8 @@ class LinkSession:
                 self._state = "mapping"
                 self._service.spawn(self._map(message, fds), name="map")
             case wire.Chunk():
-                check_chunk(message, self.peer_pool.layout, self.peer_pool.num_slots)
+                pool = self.peer_pool
+                check_chunk(message, pool.layout, pool.num_slots, num_events=pool.num_events)
                 self._handler.on_chunk(self, message)
             case wire.Handoff():
                 pool, vocab_size = self.peer_pool, self._host.spec.vocab_size
@@ -259,6 +264,8 @@ class LinkSession:
                 message,
                 fds,
                 layout=self._host.layout,
+                device=self._device,
+                peer_device=self._peer_device,
                 min_bandwidth_gb_s=self._service.config.link.min_bandwidth_gb_s,
             )
         finally:

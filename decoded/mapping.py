@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoded.admittance import descriptors_lost, foreign_backend, too_slow, unmappable
+from decoded.refusals import descriptors_lost, foreign_backend, too_slow, unmappable
 from protocol.descriptors import close_all
+from shared.daemon.devices import CPU
 from shared.kv.control_page import ControlPageView
-from shared.kv.errors import LayoutError, PoolInUseError, PoolMappingError
+from shared.kv.cuda_ipc import CudaIpcMapping, PoolExport
+from shared.kv.errors import (
+    LayoutError,
+    PoolInUseError,
+    PoolMappingError,
+    UnknownEventError,
+)
 from shared.kv.memfd import MemfdMapping
+from shared.kv.nvml import is_nvlink
+from shared.kv.path_kind import FLOORS_GB_S, PathKind, path_kind
 from shared.kv.proof import measure_bandwidth, read_digest
 
 if TYPE_CHECKING:
@@ -16,6 +25,7 @@ if TYPE_CHECKING:
 
     from decoded.lease_effects import BlockCopy
     from protocol.messages import Map, Refuse
+    from shared.daemon.devices import Device
     from shared.kv.layout import KVLayout
 
 
@@ -24,21 +34,22 @@ class PeerPool:
 
     Args:
         message: What MAP said of it.
-        fds: The descriptors of pool and control page; they stay the caller's to close.
+        fds: The descriptors that came along, the control page's last; they stay the caller's.
         layout: What this daemon's own blocks look like; the peer's must look the same.
+        device: Where this daemon computes.
 
     Raises:
-        PoolMappingError: A descriptor is not what MAP says.
+        PoolMappingError: A descriptor or a handle is not what MAP says.
         LayoutError: MAP announces a pool that cannot be.
 
     Reads the proof and measures the path, which takes milliseconds; on the engine thread.
     """
 
-    def __init__(self, message: Map, fds: list[int], layout: KVLayout) -> None:
+    def __init__(self, message: Map, fds: list[int], layout: KVLayout, device: Device) -> None:
         self.layout = layout.with_num_blocks(message.num_blocks)
-        self._pool = MemfdMapping.open(fds[0], self.layout, message.pool_bytes)
+        self._pool = _open(message, fds, self.layout, device)
         try:
-            self._page = ControlPageView.open(fds[1], message.control_slots)
+            self._page = ControlPageView.open(fds[-1], message.control_slots)
             self.digest = read_digest(self._pool, message.proof_bytes)
             self.bandwidth_gb_s = measure_bandwidth(self._pool)
         except BaseException:
@@ -59,6 +70,23 @@ class PeerPool:
         """Whether prefilld has not taken the lease of this copy back."""
         return self._page.read(copy.slot) == copy.generation
 
+    def is_written(self, event: int | None) -> bool:
+        """Whether what a CHUNK with this event named is written.
+
+        Raises:
+            UnknownEventError: The pool has no such event; on a memfd, none at all.
+        """
+        if event is None:
+            return True
+        if isinstance(self._pool, CudaIpcMapping):
+            return self._pool.is_done(event)
+        raise UnknownEventError(slot=event, num_events=0)
+
+    @property
+    def num_events(self) -> int:
+        """Length of the ring that CHUNKs name events of."""
+        return self._pool.num_events if isinstance(self._pool, CudaIpcMapping) else 0
+
     def close(self) -> bool:
         """Unmap; False where a tensor still looks into the pool, and then it is to be repeated."""
         try:
@@ -70,7 +98,13 @@ class PeerPool:
 
 
 def map_pool(
-    message: Map, fds: list[int] | None, *, layout: KVLayout, min_bandwidth_gb_s: float
+    message: Map,
+    fds: list[int] | None,
+    *,
+    layout: KVLayout,
+    device: Device,
+    peer_device: str,
+    min_bandwidth_gb_s: float | None,
 ) -> PeerPool | Refuse:
     """Map what MAP describes, or return why it cannot be; its descriptors are closed either way.
 
@@ -78,19 +112,45 @@ def map_pool(
         message: What prefilld says of its pool.
         fds: The descriptors that came along; None where they were lost.
         layout: What this daemon's own blocks look like.
-        min_bandwidth_gb_s: A slower path is refused.
+        device: Where this daemon computes.
+        peer_device: UUID of prefilld's GPU, or `cpu`.
+        min_bandwidth_gb_s: A slower path is refused; None goes by the kind of path.
     """
     if fds is None:
         return descriptors_lost()
     try:
-        if message.pool_handle:
+        if bool(message.pool_handle) != (device.index is not None):
             return foreign_backend()
-        pool = PeerPool(message, fds, layout)
-    except (PoolMappingError, LayoutError) as error:
+        pool = PeerPool(message, fds, layout, device)
+    except PoolMappingError as error:
+        return unmappable(str(error), error.fault)
+    except LayoutError as error:
         return unmappable(str(error))
     finally:
         close_all(fds)
-    if pool.bandwidth_gb_s < min_bandwidth_gb_s:
+    floor_gb_s = min_bandwidth_gb_s
+    if floor_gb_s is None:
+        floor_gb_s = FLOORS_GB_S[_path_kind(device.name, peer_device)]
+    if pool.bandwidth_gb_s < floor_gb_s:
         pool.close()
-        return too_slow(min_bandwidth_gb_s, pool.bandwidth_gb_s)
+        return too_slow(floor_gb_s, pool.bandwidth_gb_s)
     return pool
+
+
+def _path_kind(ours: str, theirs: str) -> PathKind:
+    linked = is_nvlink(ours, theirs) if CPU not in (ours, theirs) and ours != theirs else None
+    return path_kind(ours=ours, theirs=theirs, is_nvlink=linked)
+
+
+def _open(
+    message: Map, fds: list[int], layout: KVLayout, device: Device
+) -> MemfdMapping | CudaIpcMapping:
+    if device.index is None:
+        return MemfdMapping.open(fds[0], layout, message.pool_bytes)
+    export = PoolExport(
+        handle=message.pool_handle,
+        offset=message.offset,
+        num_bytes=message.pool_bytes,
+        event_handles=tuple(message.event_handles),
+    )
+    return CudaIpcMapping.open(export, layout, device=device.index)

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.clock import NS_PER_S
+
 if TYPE_CHECKING:
+    from decoded.sequence import Sequence
     from shared.metrics import Metrics
+
+BATCH_SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Buckets for sequences of a step; `decoded.max_batch` is 32 unless it is configured."""
+
+PULL_BYTES_PER_S = (1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 6e10, 1e11, 1.5e11, 2e11, 3e11, 4e11, 1e12)
+"""Buckets for the speed of copies: from a busy CPU's memory, through PCIe, to NVLink and HBM."""
+
+STAGES = ("adopt", "copy_wait", "copy", "step_wait")
+"""The stages of a hand-off as decoded sees them, in their order."""
 
 
 class DecodeMetrics:
@@ -43,17 +55,78 @@ class DecodeMetrics:
             "Late, doubled or unknown messages about leases, by kind.",
             ["kind"],
         )
-        self.links = metrics.counter("kvpair_links_opened_total", "Links whose pool was proved.")
+        self.links = metrics.counter("kvpair_links_opened_total", "Links that were taken.")
+        self.links_lost = metrics.counter("kvpair_links_lost_total", "Links that ended.")
         self.links_refused = metrics.counter(
             "kvpair_links_refused_total", "Links refused, by code.", ["code"]
         )
         self.protocol_errors = metrics.counter(
             "kvpair_protocol_errors_total", "Peers that broke the protocol, by code.", ["code"]
         )
+        self.preemptions = metrics.counter(
+            "kvpair_preemptions_total",
+            "Sequences moved out of the pool for the sake of others.",
+        )
+        self.peer_restarts = metrics.counter(
+            "kvpair_peer_restarts_total", "Links from a prefilld that was another process before."
+        )
         self.pull_seconds = metrics.histogram(
             "kvpair_pull_seconds", "From ADOPT to the last block in decoded's own pool."
         )
         self.step_seconds = metrics.histogram("kvpair_decode_step_seconds", "One step.")
+        self.batch_sequences = metrics.histogram(
+            "kvpair_batch_sequences", "Sequences of a step.", buckets=BATCH_SEQUENCES
+        )
+        self.itl_seconds = metrics.distribution(
+            "kvpair_itl_seconds",
+            "From one token of a stream to its next, for the third token and all behind it.",
+        )
         self.second_token_seconds = metrics.histogram(
             "kvpair_second_token_seconds", "From the first token to the second."
         )
+        self.pull_rate = metrics.histogram(
+            "kvpair_pull_bytes_per_second", "Speed of single copies.", buckets=PULL_BYTES_PER_S
+        )
+        self.handoff_seconds = metrics.histogram(
+            "kvpair_handoff_stage_seconds",
+            "Stages of a hand-off: HANDOFF to ADOPT, to the copy's begin, its end, the first step.",
+            ["stage"],
+        )
+        self._stages = [self.handoff_seconds.labels(stage) for stage in STAGES]
+
+    def copied(self, *, num_bytes: int, duration_ns: int) -> None:
+        """Count what was copied in one go."""
+        self.pulled_bytes.inc(num_bytes)
+        self.pull_rate.observe(num_bytes / max(duration_ns, 1) * NS_PER_S)
+
+    def stepped(
+        self, *, num_sequences: int, num_second: int, step_s: float | None, since_ns: int
+    ) -> None:
+        """Count a step, with one call whatever the size of its batch.
+
+        Args:
+            num_sequences: Of the batch, without those that had ended; each got one token.
+            num_second: How many of them got the first token that was sampled here.
+            step_s: How long the step took; None where that was not measured.
+            since_ns: How long ago the previous step ended, in which all others took part.
+        """
+        self.steps.inc()
+        self.generated_tokens.inc(num_sequences)
+        self.batch_sequences.observe(num_sequences)
+        if step_s is not None:
+            self.step_seconds.observe(step_s)
+        if num_sequences > num_second:
+            self.itl_seconds.observe(since_ns / NS_PER_S, num_sequences - num_second)
+
+    def second_token(self, sequence: Sequence) -> None:
+        """Count what a stream waited from its first token to its second, and where."""
+        times = sequence.times
+        waited_ns = times.first_step_ns - sequence.state.first_token_ns
+        self.second_token_seconds.observe(max(0, waited_ns) / NS_PER_S)
+        edges_ns = (
+            times.sent_ns, times.adopted_ns, times.copy_start_ns, times.copy_done_ns,
+            times.first_step_ns,
+        )  # fmt: skip
+        for stage, begin_ns, end_ns in zip(self._stages, edges_ns, edges_ns[1:], strict=False):
+            # A copy may have begun, or even ended, while prefill still ran: that is 0.
+            stage.observe(max(0, end_ns - begin_ns) / NS_PER_S)

@@ -4,6 +4,9 @@ Every started sequence takes part in every step, in the order in which they star
 joins at the next step and a finished one leaves at once.  Room is promised before it is used:
 `reserve` takes the blocks of a whole sequence, prompt and longest answer, together with a place
 in the batch, so that whatever was adopted can also finish.  There is no preemption.
+
+A step may be launched before the one before it is looked at, so a sequence can end while steps
+that write its blocks are in flight; those blocks are free when the last of these is collected.
 """
 
 from __future__ import annotations
@@ -17,9 +20,16 @@ from shared.kv.allocator import BlockAllocator
 class Schedulable(Protocol):
     """What the scheduler must know of a sequence."""
 
+    num_in_flight: int
+    """Steps that are launched and not collected; the scheduler alone counts them."""
+
     @property
     def blocks(self) -> list[int]:
         """The blocks that were reserved for it, prompt first."""
+
+    @property
+    def wants_step(self) -> bool:
+        """Whether it has tokens left to launch a step for."""
 
 
 S = TypeVar("S", bound=Schedulable)
@@ -46,6 +56,8 @@ class Scheduler(Generic[S]):
         self._max_batch = max_batch
         self._num_reserved = 0
         self._running: list[S] = []
+        self._leaving: list[S] = []
+        """Finished sequences that steps in flight still write."""
 
     @property
     def num_running(self) -> int:
@@ -84,13 +96,26 @@ class Scheduler(Generic[S]):
         self._running.append(sequence)
 
     def finish(self, sequence: S) -> None:
-        """Take a sequence out of the batch and free its blocks.
-
-        Only between steps: a running step may still write to them.
-        """
+        """Take a sequence out of the batch, and free its blocks as soon as no step writes them."""
         self._running.remove(sequence)
-        self._allocator.free(sequence.blocks)
+        if sequence.num_in_flight:
+            self._leaving.append(sequence)
+        else:
+            self._allocator.free(sequence.blocks)
 
     def next_batch(self) -> list[S]:
         """Return the sequences of the next step, oldest first."""
-        return list(self._running)
+        return [sequence for sequence in self._running if sequence.wants_step]
+
+    def launched(self, batch: list[S]) -> None:
+        """A step for these sequences begins."""
+        for sequence in batch:
+            sequence.num_in_flight += 1
+
+    def collected(self, batch: list[S]) -> None:
+        """The oldest step in flight is done; it was launched for these sequences."""
+        for sequence in batch:
+            sequence.num_in_flight -= 1
+            if not sequence.num_in_flight and sequence in self._leaving:
+                self._leaving.remove(sequence)
+                self._allocator.free(sequence.blocks)

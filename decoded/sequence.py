@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from shared.daemon.model_host import sampling_params
-from shared.engine.batch import SequenceStep
+from shared.daemon.sampling import sampling_params, wire_logprob
+from shared.engine.decoding import DecodeStep
+from shared.engine.history import TokenHistory
 from shared.model.answer import AnswerAssembler, Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from decoded.stream import ClientStream
-    from protocol.messages import Handoff, RequestState
+    from protocol.messages import Handoff, RequestState, TokenLogprob
     from shared.ops.sampling import SamplingParams
 
 
@@ -41,10 +43,16 @@ class Sequence:
     sampling: SamplingParams
     times: HandoffTimes
     lease_id: int
+    history: TokenHistory | None = None
+    """What sampling depends on beside the logits, where it does."""
+    held_logprobs: deque[TokenLogprob] = field(default_factory=deque)
+    """Of the ids that have not left to the client, where the request asked."""
     blocks: list[int] = field(default_factory=list)
     """Of decoded's own pool, prompt first; empty until they are pulled."""
     new_ids: list[int] = field(default_factory=list)
     """Sampled here, beside what `state.ids` brought."""
+    num_in_flight: int = 0
+    """Steps that are launched and not collected; `Scheduler` counts them."""
     is_cancelled: bool = False
     """Its client does not want it any more; it leaves before the next step."""
 
@@ -62,19 +70,30 @@ class Sequence:
         assembler = AnswerAssembler(
             token_bytes,
             max_tokens=state.max_tokens,
+            min_tokens=state.min_tokens,
             stop_ids=frozenset(state.stop_ids),
             stop_strings=state.stop,
         )
         piece = assembler.replay(state.ids, num_delivered=state.delivered)
         times = HandoffTimes(sent_ns=handoff.sent_ns, adopted_ns=adopted_ns)
+        sampling = sampling_params(
+            state.sampling, min_tokens=state.min_tokens, end_ids=state.stop_ids
+        )
         sequence = cls(
             state=state,
             num_tokens=handoff.num_tokens,
             stream=stream,
             assembler=assembler,
-            sampling=sampling_params(state.sampling),
+            sampling=sampling,
             times=times,
             lease_id=handoff.lease,
+            history=TokenHistory.needed_for(
+                sampling,
+                num_logprobs=state.logprobs,
+                prompt=state.prompt_set,
+                answer_ids=state.ids,
+            ),
+            held_logprobs=deque(state.held_logprobs),
         )
         return sequence, piece
 
@@ -83,17 +102,32 @@ class Sequence:
         """Tokens of the answer so far, resumed ones included."""
         return len(self.state.ids) + len(self.new_ids)
 
-    def next_step(self) -> SequenceStep:
+    @property
+    def wants_step(self) -> bool:
+        """Whether the answer may have tokens beyond those that steps in flight will bring."""
+        return self.completion_tokens + self.num_in_flight < self.state.max_tokens
+
+    def next_step(self) -> DecodeStep:
         """Return the step that computes the last sampled token and samples the next one."""
         last_id = self.new_ids[-1] if self.new_ids else self.state.ids[-1]
-        return SequenceStep(
-            token_ids=(last_id,),
-            start_position=self.num_tokens + len(self.new_ids),
+        return DecodeStep(
+            key=self,
+            token_id=None if self.num_in_flight else last_id,
+            position=self.num_tokens + len(self.new_ids) + self.num_in_flight,
             block_table=self.blocks,
             sampling=self.sampling,
+            history=self.history,
         )
 
     def push(self, token_id: int) -> Piece:
         """Take the token that a step sampled."""
         self.new_ids.append(token_id)
+        if self.history is not None and self.history.logprobs:
+            self.held_logprobs.append(wire_logprob(self.history.logprobs.popleft()))
         return self.assembler.push(token_id)
+
+    def take_logprobs(self, piece: Piece) -> list[TokenLogprob] | None:
+        """Return what the request asked to be told of a piece's ids, which are the oldest held."""
+        if self.state.logprobs is None:
+            return None
+        return [self.held_logprobs.popleft() for _ in piece.ids]

@@ -1,7 +1,7 @@
 """The book of adopted requests: which of them live, and how each one ends.
 
-A sequence ends only between two turns, since a running step may still write to its blocks; whatever
-comes meanwhile, CANCEL or a client that goes away, only marks it.
+A sequence ends only between two turns; whatever comes meanwhile, CANCEL or a client that goes away,
+only marks it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class SequenceBook:
         self._service, self._scheduler, self._metrics = service, scheduler, metrics
         self._decode, self._on_work = decode, on_work
         self._living: dict[Sequence, None] = {}  # a set that keeps the order of adoption
-        self._streams: set[ClientStream] = set()
-        """Connections that are open, those of ended sequences too."""
+        self._streams: dict[ClientStream, str] = {}
+        """Connections that are open, those of ended sequences too, with their requests' ids."""
 
     @property
     def is_idle(self) -> bool:
@@ -56,10 +56,19 @@ class SequenceBook:
         """Sequences that have not ended, in the order of adoption."""
         return tuple(self._living)
 
+    @property
+    def unsent_since_s(self) -> list[float | None]:
+        """For each open connection, since when its client takes nothing of what waits for it."""
+        return [stream.unsent_since_s for stream in self._streams]
+
+    def is_living(self, sequence: Sequence) -> bool:
+        """Whether a sequence has not ended."""
+        return sequence in self._living
+
     def add(self, sequence: Sequence) -> None:
         """Take note of an adopted sequence."""
         self._living[sequence] = None
-        self._streams.add(sequence.stream)
+        self._streams[sequence.stream] = sequence.state.id
 
     def cancel(self, sequence: Sequence) -> None:
         """Have a sequence end before the next turn."""
@@ -68,7 +77,7 @@ class SequenceBook:
 
     def client_gone(self, sequence: Sequence) -> None:
         """A connection ended, by whom ever; what it belonged to is cancelled."""
-        self._streams.discard(sequence.stream)
+        self._streams.pop(sequence.stream, None)
         self.cancel(sequence)
 
     def end(self, sequence: Sequence, reason: str) -> None:
@@ -101,9 +110,11 @@ class SequenceBook:
     def close_stalled(self, now_s: float) -> None:
         """Cut off clients that take nothing: they hold blocks that others wait for."""
         timeout_s = self._service.config.limits.client_stall_timeout_s
-        for stream in tuple(self._streams):
+        for stream, request_id in tuple(self._streams.items()):
             if stream.is_stalled(now_s, timeout_s):
-                self._service.log.warning("client.stalled", timeout_s=timeout_s)
+                self._service.log.warning(
+                    "client.stalled", request_id=request_id, timeout_s=timeout_s
+                )
                 stream.close()
 
     def _forget(self, sequence: Sequence) -> None:

@@ -15,7 +15,13 @@ import msgspec
 from prefilld.request import Prompt
 from protocol.codec import encode_message
 from protocol.errors import RequestError
-from protocol.limits import MAX_LINK_BODY_BYTES, MAX_RESIDUE_BYTES, MAX_SEED
+from protocol.limits import (
+    MAX_LINK_BODY_BYTES,
+    MAX_RESIDUE_BYTES,
+    MAX_SEED,
+    MAX_TOKEN_BITMAP_BYTES,
+    MAX_TOP_LOGPROBS,
+)
 from protocol.messages import (
     ChatMessage,
     Check,
@@ -25,8 +31,10 @@ from protocol.messages import (
     RequestState,
     Resume,
     Sampling,
+    TokenLogprob,
 )
 from shared.model.errors import ChatTemplateError, PromptError, PromptTooLargeError
+from shared.ops.token_bitmap import pack_tokens
 
 if TYPE_CHECKING:
     from shared.kv.layout import KVLayout
@@ -36,6 +44,13 @@ if TYPE_CHECKING:
 
 LARGEST = (1 << 31) - 1
 """Stands for any block id or token id when a HANDOFF's size is judged."""
+
+_LARGEST_LOGPROB = TokenLogprob(
+    logprob=-1.5,
+    top_ids=[LARGEST] * MAX_TOP_LOGPROBS,
+    top_logprobs=[-1.5] * MAX_TOP_LOGPROBS,
+)
+"""Stands for the first token's, the only one that may have to travel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +88,30 @@ class Admission:
         ids = self._tokenise(message)
         resumed_ids = self._resumed(message.resume)
         self._check_ids([*resumed_ids, *message.stop_ids], "`resume.ids` and `stop_ids`")
+        self._check_ids([entry.id for entry in message.sampling.logit_bias], "`logit_bias`")
         max_tokens = self._max_tokens(message, len(ids), bounds)
         if len(resumed_ids) > max_tokens:
             raise RequestError(
                 "invalid-request",
                 f"`resume` brings {len(resumed_ids)} tokens of an answer of at most {max_tokens}",
             )
+        if message.min_tokens > max_tokens:
+            raise RequestError(
+                "invalid-request",
+                f"`min_tokens` is {message.min_tokens}, but at most {max_tokens} fit",
+            )
         eos_ids = [] if message.ignore_eos else list(self._spec.eos_ids)
         prompt = Prompt(
             ids=ids,
             resumed_ids=resumed_ids,
             max_tokens=max_tokens,
+            min_tokens=message.min_tokens,
             sampling=self._resolve_seed(message),
             stop=list(message.stop),
             stop_ids=sorted({*message.stop_ids, *eos_ids}),
             stream=message.stream,
+            logprobs=message.logprobs,
+            prompt_set=self._prompt_set(message, ids),
             num_blocks=self._layout.num_blocks_for(len(ids) + len(resumed_ids)),
             total_blocks=self._layout.num_blocks_for(len(ids) + max_tokens),
         )
@@ -202,6 +226,18 @@ class Admission:
             )
         return message.max_tokens
 
+    def _prompt_set(self, message: Generate | Check, ids: list[int]) -> bytes:
+        if message.sampling.repetition_penalty == 1:
+            return b""
+        prompt_set = pack_tokens(ids, self._spec.vocab_size)
+        if len(prompt_set) > MAX_TOKEN_BITMAP_BYTES:
+            raise RequestError(
+                "invalid-request",
+                f"a repetition penalty works with up to {8 * MAX_TOKEN_BITMAP_BYTES} tokens, "
+                f"this model has {self._spec.vocab_size}",
+            )
+        return prompt_set
+
     @staticmethod
     def _resolve_seed(message: Generate | Check) -> Sampling:
         seed = message.sampling.seed
@@ -241,7 +277,11 @@ def _handoff_bytes(prompt: Prompt) -> int:
         delivered=LARGEST,
         resumed=LARGEST,
         max_tokens=prompt.max_tokens,
+        min_tokens=prompt.min_tokens,
         sampling=prompt.sampling,
+        prompt_set=prompt.prompt_set,
+        logprobs=prompt.logprobs,
+        held_logprobs=[] if prompt.logprobs is None else [_LARGEST_LOGPROB],
         stop=prompt.stop,
         stop_ids=prompt.stop_ids,
         stream=True,

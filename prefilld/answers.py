@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 NS_PER_MS = 1_000_000
 
 
-def piece_message(piece: Piece) -> wire.Tokens:
-    """Return the TOKENS frame of a piece that is not empty."""
-    return wire.Tokens(index=piece.index, ids=piece.ids, text=piece.text)
+def piece_message(piece: Piece, logprobs: list[wire.TokenLogprob] | None = None) -> wire.Tokens:
+    """Return the TOKENS frame of a piece that is not empty.
+
+    Args:
+        piece: What may leave.
+        logprobs: One for each of its ids, where the request asked.
+    """
+    return wire.Tokens(index=piece.index, ids=piece.ids, text=piece.text, logprobs=logprobs)
 
 
 def end_of(request: Request, reason: str, now_ns: int) -> wire.End:
@@ -34,5 +39,6 @@ def end_of(request: Request, reason: str, now_ns: int) -> wire.End:
             prefill=(first_token_ns - started_ns) / NS_PER_MS,
             decode=(now_ns - first_token_ns) / NS_PER_MS,
             total=(now_ns - request.arrived_ns) / NS_PER_MS,
+            first_token_ns=request.first_token_ns,
         ),
     )

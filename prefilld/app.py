@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prefilld.assembly import Parts, assemble
@@ -14,7 +15,7 @@ from protocol.errors import RequestError
 from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
 from shared.daemon.listening import Door
-from shared.daemon.status import pool_status
+from shared.daemon.metrics_http import metrics_over_http
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
 
@@ -30,6 +31,10 @@ SWEEP_S = 0.1
 ENGINE_GRACE_S = 1.0
 """For the step that runs when the daemon ends; a model that is still loading is not waited for."""
 
+HEAR_OUT_S = 1.0
+"""How long a daemon that drains waits for the request of a client that it has let in; clients
+send theirs as soon as they are connected."""
+
 MAX_CLIENTS = 4096
 """Connections at once; each takes a descriptor, and the usual limit of a service is higher."""
 
@@ -38,8 +43,12 @@ async def run(service: Service, listener: Listener) -> None:
     """Run prefilld until it was told to stop and has finished what it had begun."""
     engine = EngineThread(num_threads=service.config.prefilld.threads)
     app = Prefilld(service, engine, listener)
+    scrapers = metrics_over_http(
+        service.metrics, name=service.name, resolved=service.resolved, log=service.log
+    )
     try:
-        await app.serve()
+        async with scrapers:
+            await app.serve()
     finally:
         app.close()
         await engine.stop(grace_s=ENGINE_GRACE_S)
@@ -63,22 +72,54 @@ class Prefilld:
         self._epoch = secrets.token_bytes(EPOCH_BYTES)
         self._parts: Parts | None = None
         """Once the model is loaded."""
+        self._listener = listener
+        self._is_hearing_out = listener.is_inherited
+        """Whether requests of clients that were let in are taken, though the daemon drains."""
         self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
+        service.attend(
+            engine,
+            num_requests=self._num_requests,
+            is_peer_starting=lambda: self._parts is not None and self._parts.link.is_answered,
+        )
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
         parts = self._parts = await assemble(
-            self._service, self._engine, self._epoch, self._metrics, self._on_link_change
+            self._service,
+            self._engine,
+            self._epoch,
+            self._metrics,
+            on_link_change=self._on_link_change,
+            turns_away=self._turns_away,
         )
+        parts.overview.declare(self._service.metrics)
         self._service.spawn(parts.serving.prefill_loop(), name="prefill")
         self._service.spawn(parts.link.keep(), name="link")
         self._service.spawn(self._sweep(parts), name="sweep")
         self._loaded.set()
         self._service.set_state(DaemonState.WAITING)
         await self._service.draining.wait()
-        # Clients that come now are told `draining`; with no socket they would think us dead.
+        if self._listener.is_inherited:  # clients that come now wait for our successor
+            self._door.shut()
+            await self._hear_out()
+        # With our own socket they are told `draining`; without one they would think us dead.
         while not parts.is_idle:  # noqa: ASYNC110  idleness has no single event
             await asyncio.sleep(SWEEP_S)
+
+    async def _hear_out(self) -> None:
+        """Serve who was let in and has not asked yet: nobody else can answer them any more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEAR_OUT_S):
+                while any(  # noqa: ASYNC110  as below
+                    client.is_open and not client.has_asked for client in self._clients
+                ):
+                    await asyncio.sleep(SWEEP_S)
+        await asyncio.sleep(SWEEP_S)  # whoever asked last is being judged by then
+        self._is_hearing_out = False
+
+    def _turns_away(self) -> bool:
+        """Whether a request that comes now is one for our successor."""
+        return self._service.draining.is_set() and not self._is_hearing_out
 
     def close(self) -> None:
         """End everything at once: what is left is told that the daemon stops."""
@@ -99,15 +140,20 @@ class Prefilld:
             else:
                 client.close()
 
+    def _num_requests(self) -> int:
+        return 0 if self._parts is None else self._parts.serving.num_requests
+
     def _on_link_change(self) -> None:
         is_open = self._parts is not None and self._parts.link.is_open
+        if self._parts is not None and not is_open:
+            self._parts.serving.end_poisoned()
         self._service.set_state(DaemonState.SERVING if is_open else DaemonState.WAITING)
 
     async def _sweep(self, parts: Parts) -> None:
         """Look at every deadline, for ever."""
-        stall_s = self._service.config.limits.client_stall_timeout_s
         while True:
             await asyncio.sleep(SWEEP_S)
+            stall_s = self._service.config.limits.client_stall_timeout_s
             now_s = self._service.clock.monotonic_ns() / NS_PER_S
             parts.link.tick()
             parts.desk.lending.expire(now_s)
@@ -186,15 +232,11 @@ class Prefilld:
         status = self._service.status() | {
             "epoch": self._epoch.hex(),
             "decoded_socket": self._service.config.decoded.socket,
-            "device": "cpu",
+            "device": self._service.config.prefilld.device,
             "model": self._service.config.model.path,
         }
         parts = self._parts
         if parts is None:
-            return status | dict.fromkeys(("fingerprint", "pool", "queue", "link"))
-        return status | {
-            "fingerprint": parts.host.fingerprint,
-            "pool": pool_status(parts.allocator, parts.host.layout),
-            "queue": parts.serving.queue_status(),
-            "link": parts.link.status(),
-        }
+            return status | dict.fromkeys(("fingerprint", "pool", "queue", "link", "requests"))
+        told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
+        return status | told | parts.overview.status()

@@ -7,25 +7,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
+from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
+from prefilld.overview import Overview
+from prefilld.prefill_engine import make_prefill_engine
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
+from shared.daemon.devices import require_device
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, load_model_host
-from shared.engine.runner import ModelRunner
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
 from shared.kv.leases import LeaseTable
-from shared.kv.memfd import MemfdPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from prefilld.metrics import PrefillMetrics
     from shared.config import Config
+    from shared.daemon.devices import Device
     from shared.engine.thread import EngineThread
     from shared.service.frame import Service
 
@@ -35,11 +38,13 @@ class Parts:
     """What there is once the model is loaded."""
 
     host: ModelHost
+    device: Device
     allocator: BlockAllocator
     desk: HandoffDesk
     serving: Serving
     link: PrefillLink
     reception: Reception
+    overview: Overview
 
     @property
     def is_idle(self) -> bool:
@@ -52,7 +57,9 @@ async def assemble(
     engine: EngineThread,
     epoch: bytes,
     metrics: PrefillMetrics,
+    *,
     on_link_change: Callable[[], None],
+    turns_away: Callable[[], bool],
 ) -> Parts:
     """Load the model and build everything that serves it.
 
@@ -62,20 +69,35 @@ async def assemble(
         epoch: Of the new pool.
         metrics: Where everybody counts.
         on_link_change: Called when the link opened or was lost.
+        turns_away: Returns whether new requests are told `draining`.
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
         ChatTemplateError: The model's template is broken.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
         PoolAllocationError: There is no room for the pool.
     """
     config = service.config
-    host = await engine.run(load_model_host, config, num_blocks=config.pool.num_blocks)
+    device = await engine.run(
+        require_device, config.prefilld.device, peer=config.decoded.device, log=service.log
+    )
+    host = await engine.run(
+        load_model_host,
+        config,
+        num_blocks=config.pool.num_blocks,
+        memory_fraction=config.prefilld.memory_fraction,
+        device=device,
+        progress=service.loaded,
+    )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
-    pool = await engine.run(MemfdPool.create, host.layout)
-    allocator = BlockAllocator(config.pool.num_blocks)
+    parts = await engine.run(
+        make_prefill_engine, host, device, token_budget=config.prefilld.token_budget
+    )
+    num_blocks = host.layout.num_blocks
+    allocator = BlockAllocator(num_blocks)
     # Every lease has at least one block, so slots can never run out before blocks do.
-    num_slots = min(config.pool.num_blocks, MAX_CONTROL_SLOTS)
+    num_slots = min(num_blocks, MAX_CONTROL_SLOTS)
     control_page = ControlPage.create(num_slots)
     desk = HandoffDesk(
         epoch=epoch,
@@ -87,17 +109,20 @@ async def assemble(
         log=service.log,
         metrics=metrics,
     )
+    casualties = Casualties()
     serving = Serving(
         service=service,
-        runner=ModelRunner(host.model, pool.kv, host.layout),
+        prefiller=parts.prefiller,
         engine=engine,
         allocator=allocator,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
     )
     desk.attach(serving)
     exported = Exported(
-        pool=pool,
+        pool=parts.pool,
+        device=device,
         control_page=control_page,
         epoch=epoch,
         instance=this_instance(),
@@ -108,6 +133,7 @@ async def assemble(
         service=service,
         exported=exported,
         desk=desk,
+        casualties=casualties,
         metrics=metrics,
         on_change=on_link_change,
     )
@@ -115,24 +141,39 @@ async def assemble(
         service=service,
         host=host,
         serving=serving,
+        casualties=casualties,
         metrics=metrics,
-        bounds=lambda: _bounds(config, link),
+        bounds=lambda: _bounds(service.config, link, num_blocks),
+        turns_away=turns_away,
     )
     service.log.info("model.loaded", **host.summary())
     return Parts(
         host=host,
+        device=device,
         allocator=allocator,
         desk=desk,
         serving=serving,
         link=link,
         reception=reception,
+        overview=Overview(
+            serving=serving,
+            reception=reception,
+            allocator=allocator,
+            layout=host.layout,
+            link_status=link.status,
+            clock=service.clock,
+        ),
     )
 
 
-def _bounds(config: Config, link: PrefillLink) -> Bounds:
-    """Return what a request must fit into; decoded's own word goes before its configuration."""
+def _bounds(config: Config, link: PrefillLink, num_blocks: int) -> Bounds:
+    """Return what a request must fit into; decoded's own word goes before its configuration.
+
+    Before decoded has told and where its configuration leaves it open, its pool is held to be as
+    large as ours.
+    """
     return Bounds(  # block 0 of either pool is reserved
-        prefill_blocks=config.pool.num_blocks - 1,
-        decode_blocks=link.peer_pool_blocks or config.decoded.num_blocks - 1,
+        prefill_blocks=num_blocks - 1,
+        decode_blocks=link.peer_pool_blocks or (config.decoded.num_blocks or num_blocks) - 1,
         max_tokens_default=config.limits.max_tokens_default,
     )

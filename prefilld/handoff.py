@@ -162,12 +162,20 @@ class HandoffDesk:
         ]
         return min(sent, default=None)
 
-    def announce(self, request: Request) -> None:
-        """Tell decoded which blocks of a running prefill are complete, so that it pulls them.
+    def announce(self, request: Request, event: int | None = None) -> None:
+        """Tell decoded which blocks of a running prefill it may pull.
 
         Nothing is sent, and HANDOFF will name all blocks, where there is no link or no room.
+
+        Args:
+            request: Whose blocks.
+            event: The slot of the event after which all launched tokens are in them; None where
+                only what is computed already shall be named.
         """
-        num_complete = request.computed_tokens // self._block_size
+        num_tokens = request.computed_tokens if event is None else request.launched_tokens
+        num_complete = num_tokens // self._block_size
+        if event is not None and num_tokens == request.num_tokens:
+            num_complete = len(request.blocks)  # nothing more will be written to the last one
         if self._link is None or num_complete <= request.chunked_blocks:
             return
         if request.lease_id is None:
@@ -183,7 +191,9 @@ class HandoffDesk:
             return  # decoded answered NOCHUNK
         lease = self.lending.lend(request)
         self.lending.chunk_sent(lease)
-        self._link.send(chunk_message(request, lease, self._epoch, num_complete=num_complete))
+        self._link.send(
+            chunk_message(request, lease, self._epoch, num_complete=num_complete, event=event)
+        )
         request.chunked_blocks = num_complete
         self._metrics.chunks.inc()
 
@@ -237,6 +247,7 @@ class HandoffDesk:
         self._ready.remove(request)
         request.state = RequestState.SENT
         request.sent_ns = self._clock.monotonic_ns()
+        self._metrics.ready_seconds.observe((request.sent_ns - request.first_token_ns) / NS_PER_S)
         detached = request.client.detach()
         handoff = handoff_message(request, lease, self._epoch, residue=detached.residue)
         link.send(handoff, (detached.socket.fileno(),))

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from shared.kv.leases import Lease
 
 
-def chunk_message(request: Request, lease: Lease, epoch: bytes, *, num_complete: int) -> wire.Chunk:
-    """Return the CHUNK that names the blocks which were completed since the last one."""
+def chunk_message(
+    request: Request, lease: Lease, epoch: bytes, *, num_complete: int, event: int | None
+) -> wire.Chunk:
+    """Return the CHUNK that names the blocks which may be pulled since the last one."""
     return wire.Chunk(
         epoch=epoch,
         lease=lease.lease_id,
@@ -21,6 +23,7 @@ def chunk_message(request: Request, lease: Lease, epoch: bytes, *, num_complete:
         first=request.chunked_blocks,
         blocks=request.blocks[request.chunked_blocks : num_complete],
         total_blocks=request.prompt.total_blocks,
+        event=event,
     )
 
 
@@ -52,7 +55,11 @@ def _state_of(request: Request) -> wire.RequestState:
         delivered=request.delivered,
         resumed=len(prompt.resumed_ids),
         max_tokens=prompt.max_tokens,
+        min_tokens=prompt.min_tokens,
         sampling=prompt.sampling,
+        prompt_set=prompt.prompt_set,
+        logprobs=prompt.logprobs,
+        held_logprobs=request.held_logprobs,
         stop=prompt.stop,
         stop_ids=prompt.stop_ids,
         stream=prompt.stream,

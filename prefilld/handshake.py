@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 from protocol import limits
 from protocol import messages as wire
 from protocol.errors import LinkRefusedError
+from shared.kv.cuda_ipc import CudaIpcPool
 from shared.kv.proof import pattern_bytes, write_pattern
 
 if TYPE_CHECKING:
     from protocol.closing import CloseReason
     from protocol.sockets import MessageSocket
+    from shared.daemon.devices import Device
     from shared.daemon.model_host import ModelHost
     from shared.engine.thread import EngineThread
     from shared.kv.control_page import ControlPage
@@ -28,13 +30,36 @@ M = TypeVar("M", bound=wire.Message)
 class Exported:
     """What decoded is to map, and what it must agree with."""
 
-    pool: MemfdPool
+    pool: MemfdPool | CudaIpcPool
+    device: Device
     control_page: ControlPage
     epoch: bytes
     instance: wire.Instance
     host: ModelHost
     engine: EngineThread
     """The pool is written there and nowhere else, the pattern of the proof included."""
+
+    @property
+    def backend(self) -> str:
+        """What the pool is made of, as HELLO names it."""
+        return "cuda" if isinstance(self.pool, CudaIpcPool) else "memfd"
+
+    def map_message(self, *, proof_bytes: int) -> tuple[wire.Map, tuple[int, ...]]:
+        """Return MAP, and the new descriptors that are to ride along."""
+        layout, page = self.pool.layout, self.control_page
+        export = self.pool.export() if isinstance(self.pool, CudaIpcPool) else None
+        message = wire.Map(
+            pool_bytes=layout.pool_bytes,
+            offset=0 if export is None else export.offset,
+            num_blocks=layout.num_blocks,
+            control_slots=page.num_slots,
+            proof_bytes=proof_bytes,
+            pool_handle=b"" if export is None else export.handle,
+            event_handles=[] if export is None else list(export.event_handles),
+        )
+        if isinstance(self.pool, CudaIpcPool):
+            return message, (page.export(),)
+        return message, (self.pool.export(), page.export())
 
 
 class Handshake:
@@ -75,8 +100,8 @@ class Handshake:
                 version=limits.VERSION,
                 instance=exported.instance,
                 epoch=exported.epoch,
-                backend="memfd",
-                device="cpu",
+                backend=exported.backend,
+                device=exported.device.name,
                 fingerprint=exported.host.fingerprint,
                 fields=exported.host.fields,
             )
@@ -91,21 +116,11 @@ class Handshake:
             ConnectionError: The connection ended.
         """
         exported = self._exported
-        layout = exported.pool.layout
         pattern = secrets.token_bytes(pattern_bytes(exported.pool))
         digest = await exported.engine.run(write_pattern, exported.pool, pattern)
-        descriptors = (exported.pool.export(), exported.control_page.export())
+        message, descriptors = exported.map_message(proof_bytes=len(pattern))
         try:
-            self._link.send(
-                wire.Map(
-                    pool_bytes=layout.pool_bytes,
-                    offset=0,
-                    num_blocks=layout.num_blocks,
-                    control_slots=exported.control_page.num_slots,
-                    proof_bytes=len(pattern),
-                ),
-                descriptors,
-            )
+            self._link.send(message, descriptors)
             await self._link.flush()
         finally:
             for descriptor in descriptors:

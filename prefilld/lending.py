@@ -74,6 +74,8 @@ class Lending:
         self._log, self._metrics, self._listener = log, metrics, listener
         self._requests: dict[int, Request] = {}
         """Requests that are still prefilld's and have a lease, by its id."""
+        self._request_ids: dict[int, str] = {}
+        """For log lines: whose lease it is, until it ends; also once the request is decoded's."""
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -88,6 +90,7 @@ class Lending:
             lease, effects = self._leases.open(request.id, request.blocks)
             request.lease_id = lease.lease_id
             self._requests[lease.lease_id] = request
+            self._request_ids[lease.lease_id] = request.id
             self._allocator.move(request.blocks, BlockState.LEASED)
             self._carry_out(effects)
             return lease
@@ -175,12 +178,20 @@ class Lending:
                     self._control_page.publish(slot, generation)
                 case FreeBlocks(lease_id=lease_id, blocks=blocks):
                     self._allocator.free(blocks)
-                    self._log.info("lease.released", lease_id=lease_id, num_blocks=len(blocks))
+                    self._log.info(
+                        "lease.released",
+                        request_id=self._request_ids.pop(lease_id, None),
+                        lease_id=lease_id,
+                        num_blocks=len(blocks),
+                    )
                     has_freed = True
                 case Quarantine(lease_id=lease_id, blocks=blocks):
                     self._allocator.move(blocks, BlockState.QUARANTINED)
                     self._log.warning(
-                        "lease.quarantined", lease_id=lease_id, num_blocks=len(blocks)
+                        "lease.quarantined",
+                        request_id=self._request_ids.get(lease_id),
+                        lease_id=lease_id,
+                        num_blocks=len(blocks),
                     )
                 case SendAbort(lease_id=lease_id):
                     self._listener.send_abort(lease_id)
@@ -189,6 +200,7 @@ class Lending:
                     if (request := self._requests.pop(lease_id, None)) is not None:
                         self._listener.adopted(request)
                 case ReturnRequest(lease_id=lease_id):
+                    self._request_ids.pop(lease_id, None)
                     if (request := self._requests.pop(lease_id, None)) is not None:
                         self._returned(request, cause, message)
                 case Ignored(kind=event, lease_id=lease_id):

@@ -14,8 +14,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from prefilld.handshake import Exported, Handshake
+from prefilld.lost_peers import LostPeers
 from protocol import messages as wire
-from protocol.closing import CloseReason
+from protocol.closing import CloseKind, CloseReason
 from protocol.connection import Connection
 from protocol.errors import LinkRefusedError, UnixSocketError
 from protocol.sockets import MessageSocket
@@ -23,11 +24,11 @@ from protocol.states import Role
 from protocol.unix import connect_unix, peer_credentials
 from shared.clock import NS_PER_S
 from shared.daemon.keepalive import Keepalive, Verdict
-from shared.daemon.peer_watch import PeerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from prefilld.casualties import Casualties
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
     from shared.service.frame import Service
@@ -44,6 +45,7 @@ class PrefillLink:
         service: Configuration, clock, log.
         exported: What decoded is to map.
         desk: Who hands requests over through the link.
+        casualties: Told when decoded died, and what it had.
         on_change: Called when the link opened or was lost.
     """
 
@@ -53,11 +55,13 @@ class PrefillLink:
         service: Service,
         exported: Exported,
         desk: HandoffDesk,
+        casualties: Casualties,
         metrics: PrefillMetrics,
         on_change: Callable[[], None],
     ) -> None:
         self._service, self._exported = service, exported
-        self._desk, self._metrics, self._on_change = desk, metrics, on_change
+        self._desk, self._casualties = desk, casualties
+        self._metrics, self._on_change = metrics, on_change
         self._loop = asyncio.get_running_loop()
         self._state = "connecting"
         self._socket: MessageSocket | None = None
@@ -65,14 +69,14 @@ class PrefillLink:
         """While the link is not open."""
         self._ended = asyncio.Event()
         self._keepalive: Keepalive | None = None
-        self._watch: PeerWatch | None = None
-        self._doubted: set[PeerWatch] = set()
-        """Peers that were lost and are not proved gone."""
+        self._peers = LostPeers(loop=self._loop, on_gone=self._proved_gone)
         self._welcome: wire.Welcome | None = None
         self._bandwidth_gb_s = 0.0
         self._rtt_us: float | None = None
         self._is_parting = False
         """One side said BYE: the end of the link is no fault."""
+        self._is_draining = False
+        """Decoded said that it will end."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -80,6 +84,11 @@ class PrefillLink:
     def is_open(self) -> bool:
         """Whether requests can be handed over."""
         return self._state == "open"
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether decoded is there: it took the connection, and may still be loading."""
+        return self._state in {"handshake", "open"}
 
     @property
     def peer_pool_blocks(self) -> int | None:
@@ -142,9 +151,7 @@ class PrefillLink:
                 self._is_parting = True
                 self._socket.send(wire.Bye())
             self._socket.shutdown_read_and_drain()
-        for watch in (*self._doubted, self._watch):
-            if watch is not None:
-                watch.close()
+        self._peers.close()
 
     async def _one_session(self) -> None:
         """Connect, prove, serve; return when an open link was lost."""
@@ -159,7 +166,7 @@ class PrefillLink:
         try:
             async with asyncio.timeout(self._service.config.link.handshake_timeout_s):
                 welcome = await handshake.greet()
-                self._watch_peer(pid, welcome.instance)
+                self._peers.found(pid, welcome.instance.start_time)
                 mapped = await handshake.prove()
         except BaseException:
             if link.is_open:
@@ -175,14 +182,15 @@ class PrefillLink:
 
     def _open(self, link: MessageSocket, welcome: wire.Welcome, mapped: wire.Mapped) -> None:
         config = self._service.config.link
-        self._state, self._handshake, self._is_parting = "open", None, False
+        self._metrics.link_opened(before=self._welcome, now=welcome)
+        self._state, self._handshake = "open", None
+        self._is_parting = self._is_draining = False
         self._welcome, self._bandwidth_gb_s, self._rtt_us = welcome, mapped.bandwidth_gb_s, None
         self._keepalive = Keepalive(
             interval_s=config.ping_interval_s,
             timeout_s=config.ping_timeout_s,
             now_s=self._now_s(),
         )
-        self._metrics.links.inc()
         self._service.log.info(
             "link.opened",
             peer_pid=welcome.instance.pid,
@@ -190,6 +198,7 @@ class PrefillLink:
             bandwidth_gb_s=round(mapped.bandwidth_gb_s, 3),
             num_held=len(welcome.held),
         )
+        self._casualties.peer_found()
         link.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))  # the first round trip
         self._desk.link_opened(link, welcome.held)
         self._take_credits(mapped.credits)
@@ -230,6 +239,7 @@ class PrefillLink:
                 self._rtt_us = round((self._service.clock.monotonic_ns() - sent_ns) / 1000, 1)
             case wire.Drain():
                 self._service.log.info("link.draining")
+                self._is_draining = True
                 self._desk.peer_drains()
             case wire.Refuse(code=code, message=text):
                 self._service.log.error("link.refused", code=code, reason=text)
@@ -263,8 +273,7 @@ class PrefillLink:
     def _lost(self, reason: CloseReason) -> None:
         """The queue was read to its end: decide what was adopted, and what comes back."""
         self._state, self._keepalive, self._rtt_us = "lost", None, None
-        watch, self._watch = self._watch, None
-        is_gone = watch is not None and watch.is_gone
+        is_gone = self._peers.lost()
         self._metrics.links_lost.inc()
         if self._is_parting:
             self._service.log.info("link.closed", peer_is_gone=is_gone)
@@ -275,26 +284,22 @@ class PrefillLink:
                 error=None if reason.error is None else str(reason.error),
                 peer_is_gone=is_gone,
             )
+        self._casualties.peer_lost(request.id for request in self._desk.lending.requests)
+        if self._is_draining:
+            self._casualties.peer_left()
+        elif self._is_parting or reason.kind is CloseKind.GONE:  # BYE without DRAIN is a failure
+            self._casualties.peer_died()
         self._desk.link_lost(peer_is_gone=is_gone, grace_s=self._service.config.link.quarantine_s)
-        if watch is not None and watch.is_able and not is_gone:
-            self._doubted.add(watch)
-            watch.when_gone(lambda: self._proved_gone(watch))
-        elif watch is not None:
-            watch.close()
         self._ended.set()
         self._on_change()
 
-    def _proved_gone(self, watch: PeerWatch) -> None:
+    def _proved_gone(self, num_doubted: int) -> None:
         """End the quarantine, unless another lost peer may still be reading."""
-        self._doubted.discard(watch)
         self._service.log.info("link.peer-gone")
-        if not self._doubted:
+        self._casualties.peer_died()  # which is news where it fell silent before
+        if num_doubted == 0:
             self._desk.lending.peer_gone()
-
-    def _watch_peer(self, pid: int, instance: wire.Instance) -> None:
-        if self._watch is not None:
-            self._watch.close()
-        self._watch = PeerWatch(pid=pid, start_time=instance.start_time, loop=self._loop)
+        self._on_change()
 
     def _now_s(self) -> float:
         return self._service.clock.monotonic_ns() / NS_PER_S

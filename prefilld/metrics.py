@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shared.clock import NS_PER_S
+
 if TYPE_CHECKING:
+    from prefilld.request import Request
+    from protocol.messages import Welcome
     from shared.metrics import Metrics
+
+STEP_TOKENS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Buckets for tokens of a step; `prefilld.token_budget` is 512 unless it is configured."""
 
 
 class PrefillMetrics:
@@ -44,6 +51,9 @@ class PrefillMetrics:
             ["kind"],
         )
         self.links = metrics.counter("kvpair_links_opened_total", "Links that were proved.")
+        self.peer_restarts = metrics.counter(
+            "kvpair_peer_restarts_total", "Links to a decoded that was another process before."
+        )
         self.links_lost = metrics.counter("kvpair_links_lost_total", "Links that ended.")
         self.protocol_errors = metrics.counter(
             "kvpair_protocol_errors_total", "Peers that broke the protocol, by code.", ["code"]
@@ -54,6 +64,39 @@ class PrefillMetrics:
         self.prefill_seconds = metrics.histogram(
             "kvpair_prefill_seconds", "From a request's first chunk to its first token."
         )
+        self.ttft_seconds = metrics.histogram(
+            "kvpair_ttft_seconds",
+            "From a request's arrival to its first token; resumed answers are not counted.",
+        )
+        self.ready_seconds = metrics.histogram(
+            "kvpair_handoff_ready_seconds",
+            "From the first token to HANDOFF: the wait for a link, for room, for a slow client.",
+        )
         self.adopt_seconds = metrics.histogram(
             "kvpair_handoff_adopt_seconds", "From HANDOFF to ADOPT, as prefilld sees it."
         )
+        self.step_seconds = metrics.histogram(
+            "kvpair_prefill_step_seconds", "One step, from the loop's order to its return."
+        )
+        self.step_tokens = metrics.histogram(
+            "kvpair_prefill_step_tokens", "Prompt tokens of a step.", buckets=STEP_TOKENS
+        )
+
+    def link_opened(self, *, before: Welcome | None, now: Welcome) -> None:
+        """Count a link that was proved, and whether it leads to another process than before."""
+        self.links.inc()
+        if before is not None and before.instance != now.instance:
+            self.peer_restarts.inc()
+
+    def stepped(self, *, num_tokens: int, duration_ns: int) -> None:
+        """Count a step."""
+        self.prompt_tokens.inc(num_tokens)
+        self.step_tokens.observe(num_tokens)
+        self.step_seconds.observe(duration_ns / NS_PER_S)
+
+    def first_token(self, request: Request) -> None:
+        """Count what a request waited until its first token."""
+        self.queue_seconds.observe((request.started_ns - request.arrived_ns) / NS_PER_S)
+        self.prefill_seconds.observe((request.first_token_ns - request.started_ns) / NS_PER_S)
+        if not request.prompt.resumed_ids:
+            self.ttft_seconds.observe((request.first_token_ns - request.arrived_ns) / NS_PER_S)

@@ -1,37 +1,73 @@
-"""One step of prefilld's engine: a chunk of each of several prompts, in one forward pass."""
+"""prefilld's engine calls: a chunk of each of several prompts, launched and waited for."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from shared.daemon.model_host import sampling_params
+from shared.daemon.sampling import sampling_params
 from shared.engine.batch import SequenceStep
+from shared.engine.history import TokenHistory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from prefilld.request import Request
     from prefilld.scheduler import Chunk
-    from shared.engine.runner import ModelRunner
+    from shared.engine.prefilling import Prefiller
+
+POLL_S = 20e-6
+"""Pause between two looks at a running step; the interpreter is free meanwhile."""
 
 
-def run_chunks(runner: ModelRunner, chunks: Sequence[Chunk[Request]]) -> tuple[int | None, ...]:
-    """Compute chunks; when this returns, their keys and values are in the pool.
+def launch_chunks(prefiller: Prefiller, chunks: Sequence[Chunk[Request]]) -> int | None:
+    """Begin to compute chunks.  On the engine thread.
 
-    On the engine thread.
+    Returns:
+        The slot of the event after which their keys and values are in the pool; None where they
+        are there already.
+    """
+    return prefiller.launch([_step_of(chunk) for chunk in chunks])
+
+
+def wait_for_chunks(
+    prefiller: Prefiller, is_interrupted: Callable[[], bool]
+) -> tuple[int | None, ...] | None:
+    """Wait for the oldest step in flight.  On the engine thread.
+
+    Args:
+        prefiller: What computes; a step is in flight.
+        is_interrupted: Whether there is more to launch; asked while there is room for it.
 
     Returns:
         One for each chunk: the first token of the answer where the chunk ends its prompt, else
-        None.
+        None.  None in place of all where the wait was interrupted.
     """
-    return runner.execute([_step_of(chunk) for chunk in chunks]).token_ids
+    is_full = prefiller.num_in_flight >= prefiller.depth
+    while not prefiller.is_done():
+        if not is_full and is_interrupted():
+            return None
+        time.sleep(POLL_S)
+    return prefiller.collect()
 
 
 def _step_of(chunk: Chunk[Request]) -> SequenceStep:
-    request = chunk.request
+    request, sampling = chunk.request, None
+    if chunk.is_last:
+        prompt = request.prompt
+        sampling = sampling_params(
+            prompt.sampling, min_tokens=prompt.min_tokens, end_ids=prompt.stop_ids
+        )
+        request.history = TokenHistory.needed_for(
+            sampling,
+            num_logprobs=prompt.logprobs,
+            prompt=prompt.prompt_set,
+            answer_ids=prompt.resumed_ids,
+        )
     return SequenceStep(
         token_ids=request.token_ids[chunk.start : chunk.start + chunk.length],
         start_position=chunk.start,
         block_table=request.blocks,
-        sampling=sampling_params(request.prompt.sampling) if chunk.is_last else None,
+        sampling=sampling,
+        history=request.history,
     )

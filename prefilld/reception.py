@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from prefilld.admission import Admission, Bounds
 from prefilld.answers import end_of
+from prefilld.casualties import poisoned_error
 from prefilld.request import Prompt, Request
 from prefilld.scheduler import QueueFullError
 from protocol import messages as wire
@@ -19,6 +20,7 @@ from shared.model.answer import AnswerAssembler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from prefilld.casualties import Casualties
     from prefilld.clients import Client
     from prefilld.metrics import PrefillMetrics
     from prefilld.serving import Serving
@@ -36,9 +38,11 @@ class Reception:
     """The way in.
 
     Args:
-        service: Configuration, clock, log, and whether the daemon drains.
+        service: Configuration, clock and log.
         serving: Where accepted requests go.
+        casualties: Tells what is not to be served again.
         bounds: Returns what a request must fit into now.
+        turns_away: Returns whether requests are told `draining`.
     """
 
     def __init__(
@@ -47,11 +51,14 @@ class Reception:
         service: Service,
         host: ModelHost,
         serving: Serving,
+        casualties: Casualties,
         metrics: PrefillMetrics,
         bounds: Callable[[], Bounds],
+        turns_away: Callable[[], bool],
     ) -> None:
         self._service, self._host, self._serving = service, host, serving
-        self._metrics, self._bounds = metrics, bounds
+        self._casualties, self._metrics = casualties, metrics
+        self._bounds, self._turns_away = bounds, turns_away
         self._max_waiting = service.config.prefilld.max_waiting
         self._admission = Admission(
             tokenizer=host.tokenizer,
@@ -62,17 +69,24 @@ class Reception:
         )
         # One thread: a long prompt takes long to tokenise, and must not hold up the loop.
         self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
-        self._num_judging = 0
+        self._judging_since_s: list[float] = []
+        """When each request came that is being judged, or waits to be, on the monotonic clock."""
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is being judged."""
-        return self._num_judging == 0
+        return not self._judging_since_s
+
+    @property
+    def judging_since_s(self) -> list[float]:
+        """When each request came that is being judged, or waits to be, on the monotonic clock."""
+        return list(self._judging_since_s)
 
     async def generate(self, client: Client, message: wire.Generate) -> None:
         """Judge a request and queue it; every failure is told to its client."""
         arrived_ns = self._service.clock.monotonic_ns()
         try:
+            self._refuse_poisoned(message)
             prompt = await self._judge(self._admission.judge, message)
             if client.is_open:  # else it went away meanwhile
                 self._accept(client, prompt, message.id or secrets.token_hex(8), arrived_ns)
@@ -86,23 +100,39 @@ class Reception:
         except RequestError as error:
             self._serving.fail(client, error)
 
+    def _refuse_poisoned(self, message: wire.Generate) -> None:
+        if message.id is None:
+            return
+        if message.resume is None:
+            self._casualties.begun(message.id)
+        else:
+            self._service.log.info(
+                "request.resumed",
+                request_id=message.id,
+                attempt=message.resume.attempt,
+                num_deaths=self._casualties.came_back(message.id),
+            )
+        if self._casualties.is_poisoned(message.id):
+            raise poisoned_error(message.id)
+
     def close(self) -> None:
         """End the thread; a judgement that has not begun is dropped."""
         self._judges.shutdown(wait=False, cancel_futures=True)
 
     async def _judge(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
-        if self._service.draining.is_set():
+        if self._turns_away():
             raise RequestError(
                 "draining", "prefilld is shutting down; its successor will answer", retryable=True
             )
-        if self._num_judging + self._serving.num_waiting >= self._max_waiting:
+        if len(self._judging_since_s) + self._serving.num_waiting >= self._max_waiting:
             raise self._busy()
-        self._num_judging += 1
+        came_s = self._service.clock.monotonic_ns() / NS_PER_S
+        self._judging_since_s.append(came_s)
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._judges, judge, message, self._bounds())
         finally:
-            self._num_judging -= 1
+            self._judging_since_s.remove(came_s)
 
     def _accept(self, client: Client, prompt: Prompt, request_id: str, arrived_ns: int) -> None:
         request = Request(
@@ -117,6 +147,7 @@ class Reception:
             assembler=AnswerAssembler(
                 self._host.tokenizer.token_bytes,
                 max_tokens=prompt.max_tokens,
+                min_tokens=prompt.min_tokens,
                 stop_ids=frozenset(prompt.stop_ids),
                 stop_strings=prompt.stop,
             ),

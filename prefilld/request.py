@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from prefilld.clients import Client
-    from protocol.messages import Sampling
+    from protocol.messages import Sampling, TokenLogprob
+    from shared.engine.history import TokenHistory
     from shared.model.answer import AnswerAssembler
 
 
@@ -38,12 +39,18 @@ class Prompt:
     """The answer so far, where the request resumes one."""
     max_tokens: int
     """Of the whole answer, resumed ids included."""
+    min_tokens: int = 0
+    """The same; fewer do not end the answer."""
     sampling: Sampling
     """With its seed resolved."""
     stop: list[str]
     stop_ids: list[int]
     """With the model's own end tokens, unless they are ignored."""
     stream: bool
+    logprobs: int | None = None
+    """How many of the likeliest tokens to tell with each one's probability; None tells neither."""
+    prompt_set: bytes = b""
+    """The prompt's tokens as a bitmap, where repetition is penalised; else empty."""
     num_blocks: int
     """Of prefilld's pool, for `ids` and `resumed_ids`."""
     total_blocks: int
@@ -65,7 +72,12 @@ class Request:
     assembler: AnswerAssembler
     state: RequestState = RequestState.WAITING
     blocks: list[int] = field(default_factory=list)
+    launched_tokens: int = 0
+    """Tokens whose computation was begun."""
     computed_tokens: int = 0
+    """Tokens whose keys and values are in the pool."""
+    num_in_flight: int = 0
+    """Steps that are launched and not collected; they write `blocks`."""
     started_ns: int = 0
     first_token_ns: int = 0
     sent_ns: int = 0
@@ -74,6 +86,10 @@ class Request:
     """The answer so far: resumed ids, then the first token."""
     delivered: int = 0
     """How many of `answer_ids` the client has."""
+    history: TokenHistory | None = None
+    """What its first token depends on beside the logits, once that is asked for."""
+    held_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the ids behind those, where the request asked for any."""
     lease_id: int | None = None
     """The lease under which decoded may read `blocks`, once one is open."""
     chunked_blocks: int = 0

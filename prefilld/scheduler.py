@@ -27,8 +27,8 @@ class Schedulable(Protocol):
         """Blocks that those tokens need."""
 
     @property
-    def computed_tokens(self) -> int:
-        """Tokens whose KV is in the pool already."""
+    def launched_tokens(self) -> int:
+        """Tokens whose computation was begun."""
 
 
 R = TypeVar("R", bound=Schedulable)
@@ -117,13 +117,14 @@ class Scheduler(Generic[R]):
         """
         chunks: list[Chunk[R]] = []
         left = self._token_budget
-        for index, request in enumerate(self._running):
+        unfinished = [each for each in self._running if each.launched_tokens < each.num_tokens]
+        for index, request in enumerate(unfinished):
             if left == 0:
                 break
-            is_last_in_line = index == len(self._running) - 1
+            is_last_in_line = index == len(unfinished) - 1
             share = left if is_last_in_line else max(1, left // 2)
-            length = min(share, request.num_tokens - request.computed_tokens)
-            chunks.append(Chunk(request, request.computed_tokens, length))
+            length = min(share, request.num_tokens - request.launched_tokens)
+            chunks.append(Chunk(request, request.launched_tokens, length))
             left -= length
         return chunks
 

@@ -3,26 +3,33 @@
 Everything here runs on the event loop; the engine thread only executes the steps that this decides,
 so a request's state has one owner and needs no lock.  Blocks that a running step writes are never
 freed under it: whatever ends a request while the engine has its chunk takes effect after that step.
+
+Where the engine allows it, a step is launched while the one before runs, and decoded hears of its
+blocks at once, with the event to wait for: it pulls a chunk while the next one is computed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from prefilld.answers import end_of, piece_message
-from prefilld.prefill import run_chunks
+from prefilld.casualties import poisoned_error
+from prefilld.prefill import launch_chunks, wait_for_chunks
 from prefilld.request import Request, RequestState
 from prefilld.scheduler import Chunk, Scheduler
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.clock import NS_PER_S
+from shared.daemon.sampling import wire_logprob
 
 if TYPE_CHECKING:
+    from prefilld.casualties import Casualties
     from prefilld.clients import Client
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
-    from shared.engine.runner import ModelRunner
+    from shared.engine.prefilling import Prefiller
     from shared.engine.thread import EngineThread
     from shared.kv.allocator import BlockAllocator
     from shared.service.frame import Service
@@ -36,23 +43,26 @@ class Serving:
 
     Args:
         service: Configuration, clock and log.
-        runner: The model over prefilld's pool.
+        prefiller: What computes, over prefilld's pool.
         desk: Where a prompt goes once its first token is known.
+        casualties: Told what decoded adopted; tells what is not to be handed to another one.
     """
 
     def __init__(
         self,
         *,
         service: Service,
-        runner: ModelRunner,
+        prefiller: Prefiller,
         engine: EngineThread,
         allocator: BlockAllocator,
         desk: HandoffDesk,
+        casualties: Casualties,
         metrics: PrefillMetrics,
     ) -> None:
         config = service.config.prefilld
-        self._service, self._runner, self._engine = service, runner, engine
+        self._service, self._prefiller, self._engine = service, prefiller, engine
         self._allocator, self._desk, self._metrics = allocator, desk, metrics
+        self._casualties = casualties
         self._scheduler: Scheduler[Request] = Scheduler(
             token_budget=config.token_budget,
             max_waiting=config.max_waiting,
@@ -62,6 +72,8 @@ class Serving:
         """Requests that are prefilld's, by their connection."""
         self._cancelled: dict[Request, RequestError | None] = {}
         """Requests to end before the next step: with an ERROR, or with END `cancelled`."""
+        self._in_flight: deque[list[Chunk[Request]]] = deque()
+        """The chunks of steps that are launched and not collected."""
         self._work = asyncio.Event()
 
     # --- what others may know ----------------------------------------------------------------
@@ -72,21 +84,19 @@ class Serving:
         return not self._requests and self._desk.num_sent == 0
 
     @property
+    def num_requests(self) -> int:
+        """Requests that are prefilld's."""
+        return len(self._requests)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for blocks."""
         return self._scheduler.num_waiting
 
-    def queue_status(self) -> dict[str, object]:
-        """Return what STATUS tells of the queues."""
-        waiting = self._scheduler.waiting
-        oldest_ns = waiting[0].arrived_ns if waiting else self._now_ns()
-        return {
-            "waiting": len(waiting),
-            "oldest_s": round((self._now_ns() - oldest_ns) / NS_PER_S, 3),
-            "running": self._scheduler.num_running,
-            "ready": self._desk.num_ready,
-            "sent": self._desk.num_sent,
-        }
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Requests that are prefilld's, in the order of their arrival."""
+        return tuple(self._requests.values())
 
     # --- a request arrives -------------------------------------------------------------------
 
@@ -119,19 +129,51 @@ class Serving:
     async def prefill_loop(self) -> None:
         """Compute what there is to compute, for ever."""
         while True:
+            self._work.clear()
             self._end_cancelled()
             self._admit()
-            chunks = self._scheduler.next_step()
-            if not chunks:
-                self._work.clear()
+            has_room = len(self._in_flight) < self._prefiller.depth
+            chunks = self._scheduler.next_step() if has_room else []
+            if chunks:
+                await self._launch(chunks)
+            elif self._in_flight:
+                await self._collect()
+            else:
                 await self._work.wait()
-                continue
-            for chunk in chunks:
-                chunk.request.started_ns = chunk.request.started_ns or self._now_ns()
-            token_ids = await self._engine.run(run_chunks, self._runner, chunks)
-            for chunk, token_id in zip(chunks, token_ids, strict=True):
-                self._computed(chunk, token_id)
-            self._desk.pump()
+
+    async def _launch(self, chunks: list[Chunk[Request]]) -> None:
+        """Begin a step, and tell decoded what it will bring."""
+        for chunk in chunks:
+            chunk.request.started_ns = chunk.request.started_ns or self._now_ns()
+            chunk.request.launched_tokens += chunk.length
+            chunk.request.num_in_flight += 1
+        if not self._in_flight:
+            self._step_began_ns = self._now_ns()
+        self._in_flight.append(chunks)
+        event = await self._engine.run(launch_chunks, self._prefiller, chunks)
+        if event is None:
+            return  # computed already; `_collect` is next
+        for chunk in chunks:
+            if chunk.request not in self._cancelled:
+                self._desk.announce(chunk.request, event)
+
+    async def _collect(self) -> None:
+        """Wait for the oldest step; come back without it if there is something to launch."""
+        token_ids = await self._engine.run(wait_for_chunks, self._prefiller, self._work.is_set)
+        if token_ids is None:
+            return
+        chunks, began_ns, self._step_began_ns = (
+            self._in_flight.popleft(),
+            self._step_began_ns,
+            self._now_ns(),
+        )
+        self._metrics.stepped(
+            num_tokens=sum(chunk.length for chunk in chunks),
+            duration_ns=self._step_began_ns - began_ns,
+        )
+        for chunk, token_id in zip(chunks, token_ids, strict=True):
+            self._computed(chunk, token_id)
+        self._desk.pump()
 
     def wake(self) -> None:
         """Look again: blocks came free, or a request is to end."""
@@ -145,7 +187,7 @@ class Serving:
     def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
         request = chunk.request
         request.computed_tokens += chunk.length
-        self._metrics.prompt_tokens.inc(chunk.length)
+        request.num_in_flight -= 1
         if request in self._cancelled:
             return  # `_end_cancelled` is next
         if token_id is None:
@@ -157,14 +199,15 @@ class Serving:
     def _first_token(self, request: Request, token_id: int) -> None:
         request.first_token_ns = self._now_ns()
         request.answer_ids.append(token_id)
-        self._metrics.queue_seconds.observe((request.started_ns - request.arrived_ns) / NS_PER_S)
-        self._metrics.prefill_seconds.observe(
-            (request.first_token_ns - request.started_ns) / NS_PER_S
-        )
+        if request.history is not None:
+            request.held_logprobs += map(wire_logprob, request.history.logprobs)
+        self._metrics.first_token(request)
         piece = request.assembler.push(token_id)
         has_text = bool(piece.ids or piece.text)
         if has_text and (request.prompt.stream or piece.finish is not None):
-            request.client.send(piece_message(piece))
+            asked = request.prompt.logprobs is not None
+            request.client.send(piece_message(piece, request.held_logprobs if asked else None))
+            request.held_logprobs = []
             request.delivered = piece.index + len(piece.ids)
         if piece.finish is not None:
             self._end(request, piece.finish)
@@ -188,6 +231,7 @@ class Serving:
     def adopted(self, request: Request) -> None:
         """Forget a request that is decoded's now."""
         self._requests.pop(request.client, None)
+        self._casualties.adopted(request.id)
 
     def rejected(self, request: Request, code: str, message: str) -> None:
         """Put a request back that decoded did not take, unless its client has to know."""
@@ -207,6 +251,12 @@ class Serving:
                 )
                 self.cancel(request.client, error)
 
+    def end_poisoned(self) -> None:
+        """End what decoded died under too often; after the loss of a link, before the next one."""
+        for client, request in list(self._requests.items()):
+            if self._casualties.is_poisoned(request.id):
+                self.cancel(client, poisoned_error(request.id))
+
     def end_all(self, error: RequestError) -> None:
         """End every request that is still prefilld's.
 
@@ -214,13 +264,16 @@ class Serving:
         """
         for client in list(self._requests):
             self.cancel(client, error)
-        self._end_cancelled()
+        while self._cancelled:
+            self._give_up(*self._cancelled.popitem())
 
     def _end_cancelled(self) -> None:
-        """End the cancelled requests; only while the engine has none of their chunks."""
-        while self._cancelled:
-            request, error = self._cancelled.popitem()
-            self._give_up(request, error)
+        """End the cancelled requests of which the engine has no chunk; others get none any more."""
+        for request in tuple(self._cancelled):
+            if request.num_in_flight:
+                self._scheduler.remove(request)
+            else:
+                self._give_up(request, self._cancelled.pop(request))
 
     def _give_up(self, request: Request, error: RequestError | None) -> None:
         if error is None:

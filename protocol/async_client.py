@@ -30,7 +30,6 @@ from protocol.exchange import (
     request_message,
 )
 from protocol.messages import (
-    Accepted,
     Check,
     Checked,
     End,
@@ -40,12 +39,13 @@ from protocol.messages import (
     MetricsRequest,
     Status,
     StatusRequest,
-    Tokens,
 )
+from protocol.resuming import DEFAULT_POLICY, ResumePolicy, Resumption
 from protocol.unix import connect_unix
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
     from types import TracebackType
 
@@ -61,13 +61,17 @@ class AsyncClient:
         *,
         connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        resume_policy: ResumePolicy = DEFAULT_POLICY,
     ) -> None:
         self._path = str(socket_path)
         self._connect_timeout_s, self._timeout_s = connect_timeout_s, timeout_s
+        self._policy = resume_policy
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncAnswerStream:
         """Send a request; return its answer as it comes."""
-        return AsyncAnswerStream(await self._call(request_message(Generate, prompt, options)))
+        resumption = Resumption(request_message(Generate, prompt, options), self._policy)
+        call = await self._call(resumption.next_exchange())
+        return AsyncAnswerStream(call, self._call, resumption)
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """Return the whole answer."""
@@ -91,7 +95,7 @@ class AsyncClient:
         return (await self._ask(MetricsRequest(), Metrics)).text
 
     async def _ask(self, question: Message, kind: type[_ReplyT]) -> _ReplyT:
-        call = await self._call(question)
+        call = await self._call(Exchange(question))
         try:
             reply = await call.next_event()
         finally:
@@ -99,8 +103,7 @@ class AsyncClient:
         assert isinstance(reply, kind)  # the state table lets no other one through
         return reply
 
-    async def _call(self, request: Message) -> _Call:
-        exchange = Exchange(request)
+    async def _call(self, exchange: Exchange) -> _Call:
         frame = exchange.begin()
         call = _Call(await self._connect(), exchange, timeout_s=self._timeout_s)
         try:
@@ -187,10 +190,25 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class AsyncAnswerStream:
-    """An answer as it comes: iterate over it, cancel it, close it."""
+    """An answer as it comes: iterate over it, cancel it, close it.
 
-    def __init__(self, call: _Call) -> None:
-        self._call = call
+    Args:
+        call: The first connection, over which the request was sent.
+        dial: Makes another one and sends an exchange's request.
+        resumption: What is asked, and what to do when it breaks off.
+    """
+
+    def __init__(
+        self,
+        call: _Call,
+        dial: Callable[[Exchange], Awaitable[_Call]],
+        resumption: Resumption,
+    ) -> None:
+        self._call: _Call | None = call
+        """None between a loss and the next connection."""
+        self._dial, self._resumption = dial, resumption
+        self._dial_at_s = 0.0
+        self._cancelled = asyncio.Event()
         self._is_over = False
 
     def __aiter__(self) -> AsyncAnswerStream:
@@ -198,27 +216,61 @@ class AsyncAnswerStream:
 
     async def __anext__(self) -> Event:
         """Return the next event; raises as `AnswerStream.__next__`."""
-        if self._is_over:
-            raise StopAsyncIteration
-        try:
-            event = await self._call.next_event()
-        except (ProtocolError, RequestError):
-            self.close()
-            raise
-        assert isinstance(event, Accepted | Tokens | End)  # the state table lets no other through
-        if isinstance(event, End):
-            self.close()
-        return event
+        while not self._is_over:
+            try:
+                call = await self._connected()
+                event = self._resumption.take(await call.next_event())
+            except (ProtocolError, RequestError) as error:
+                self._mend(error)
+                continue
+            if isinstance(event, End):
+                self.close()
+            if event is not None:
+                return event
+        raise StopAsyncIteration
 
     async def cancel(self) -> None:
-        """Ask the daemon to stop; go on iterating, END with reason `cancelled` follows."""
-        if not self._is_over:
+        """Ask the daemon to stop; go on iterating, END with reason `cancelled` follows.
+
+        An answer that breaks off after this is not resumed: the loss is raised.
+        """
+        self._resumption.is_cancelled = True
+        self._cancelled.set()
+        if not self._is_over and self._call is not None:
             await self._call.cancel()
 
     def close(self) -> None:
         """Close the connection, whatever is still to come.  Safe to repeat."""
         self._is_over = True
-        self._call.close()
+        self._hang_up()
+
+    async def _connected(self) -> _Call:
+        """Return the connection; after a loss a new one, once its time has come."""
+        if self._call is None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._dial_at_s - time.monotonic())):
+                    await self._cancelled.wait()
+            if self._cancelled.is_set():
+                raise self._resumption.lost("it was cancelled")
+            self._call = await self._dial(self._resumption.next_exchange())
+            if self._cancelled.is_set():  # while the connection was being made
+                await self._call.cancel()
+        return self._call
+
+    def _mend(self, error: ProtocolError | RequestError) -> None:
+        """Have the next round connect again, or close and raise what cannot be mended."""
+        self._hang_up()
+        now_s = time.monotonic()
+        try:
+            self._dial_at_s = now_s + self._resumption.failed(error, now_s=now_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hang_up(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.close()
 
     async def __aenter__(self) -> AsyncAnswerStream:
         return self

@@ -6,7 +6,8 @@
             ...                      # Accepted, Tokens, …, End; stream.cancel() ends it early
 
 Every wait has a deadline.  A stream that is closed before END is cancelled: the daemon sees the
-connection end.
+connection end.  An answer that breaks off because a daemon died is resumed, and the stream goes on
+as if nothing had happened (`resuming.py` has the rules).
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from protocol.exchange import (
     request_message,
 )
 from protocol.messages import (
-    Accepted,
     Check,
     Checked,
     End,
@@ -40,16 +40,20 @@ from protocol.messages import (
     MetricsRequest,
     Status,
     StatusRequest,
-    Tokens,
 )
+from protocol.resuming import DEFAULT_POLICY, ResumePolicy, Resumption
 from protocol.unix import connect_unix
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
     from pathlib import Path
     from types import TracebackType
 
 _ReplyT = TypeVar("_ReplyT", bound=Message)
+
+CANCEL_POLL_S = 0.05
+"""How soon `cancel` ends a pause: a signal's handler may call it, and so must not need a lock."""
 
 
 class Client:
@@ -59,6 +63,7 @@ class Client:
         socket_path: prefilld's socket; decoded's answers `status` and `metrics` only.
         connect_timeout_s: How long to try while the daemon's queue of connections is full.
         timeout_s: Longest silence between two messages; None waits for ever.
+        resume_policy: What to put up with when an answer breaks off.
     """
 
     def __init__(
@@ -67,9 +72,11 @@ class Client:
         *,
         connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        resume_policy: ResumePolicy = DEFAULT_POLICY,
     ) -> None:
         self._path = str(socket_path)
         self._connect_timeout_s, self._timeout_s = connect_timeout_s, timeout_s
+        self._policy = resume_policy
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AnswerStream:
         """Send a request; return its answer as it comes.
@@ -78,7 +85,8 @@ class Client:
             RequestError: The request is wrong in itself.
             UnixSocketError: The daemon cannot be reached; the subclass and text say why.
         """
-        return AnswerStream(self._call(request_message(Generate, prompt, options)))
+        request = request_message(Generate, prompt, options)
+        return AnswerStream(self._call, Resumption(request, self._policy))
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """Return the whole answer; raises what `stream` and its iteration raise."""
@@ -101,7 +109,7 @@ class Client:
         return self._ask(MetricsRequest(), Metrics).text
 
     def _ask(self, question: Message, kind: type[_ReplyT]) -> _ReplyT:
-        call = self._call(question)
+        call = self._call(Exchange(question))
         try:
             reply = call.next_event()
         finally:
@@ -109,8 +117,7 @@ class Client:
         assert isinstance(reply, kind)  # the state table lets no other one through
         return reply
 
-    def _call(self, request: Message) -> _Call:
-        exchange = Exchange(request)
+    def _call(self, exchange: Exchange) -> _Call:
         frame = exchange.begin()
         call = _Call(self._connect(), exchange, timeout_s=self._timeout_s)
         try:
@@ -184,10 +191,17 @@ class AnswerStream:
     """An answer as it comes: iterate over it, cancel it, close it.
 
     An interrupt (Ctrl-C) while iterating leaves the stream whole: `cancel` and iterate on to END.
+
+    Args:
+        dial: Makes a connection and sends an exchange's request.
+        resumption: What is asked, and what to do when it breaks off.
     """
 
-    def __init__(self, call: _Call) -> None:
-        self._call = call
+    def __init__(self, dial: Callable[[Exchange], _Call], resumption: Resumption) -> None:
+        self._dial, self._resumption = dial, resumption
+        self._call: _Call | None = dial(resumption.next_exchange())
+        """None between a loss and the next connection."""
+        self._dial_at_s = 0.0
         self._is_over = False
 
     def __iter__(self) -> AnswerStream:
@@ -199,31 +213,67 @@ class AnswerStream:
         Raises:
             StopIteration: END was returned, or the stream was closed.
             RequestError: The daemon answered with ERROR.
-            ConnectionLostError: The daemon went away before END.
+            ConnectionLostError: The daemon went away before END, and resuming did not help.
             DeadlineError: The daemon was silent for too long.
             RemoteProtocolError: The daemon broke the rules.
         """
-        if self._is_over:
-            raise StopIteration
-        try:
-            event = self._call.next_event()
-        except (ProtocolError, RequestError):
-            self.close()
-            raise
-        assert isinstance(event, Accepted | Tokens | End)  # the state table lets no other through
-        if isinstance(event, End):
-            self.close()
-        return event
+        while not self._is_over:
+            try:
+                event = self._resumption.take(self._connected().next_event())
+            except (ProtocolError, RequestError) as error:
+                self._mend(error)
+                continue
+            if isinstance(event, End):
+                self.close()
+            if event is not None:
+                return event
+        raise StopIteration
 
     def cancel(self) -> None:
-        """Ask the daemon to stop; go on iterating, END with reason `cancelled` follows."""
-        if not self._is_over:
+        """Ask the daemon to stop; go on iterating, END with reason `cancelled` follows.
+
+        An answer that breaks off after this is not resumed: the loss is raised.
+        """
+        self._resumption.is_cancelled = True
+        if not self._is_over and self._call is not None:
             self._call.cancel()
 
     def close(self) -> None:
         """Close the connection, whatever is still to come.  Safe to repeat."""
         self._is_over = True
-        self._call.close()
+        self._hang_up()
+
+    def _connected(self) -> _Call:
+        """Return the connection; after a loss a new one, once its time has come."""
+        if self._call is None:
+            self._wait_to_dial()
+            self._call = self._dial(self._resumption.next_exchange())
+            if self._resumption.is_cancelled:  # while the connection was being made
+                self._call.cancel()
+        return self._call
+
+    def _wait_to_dial(self) -> None:
+        while (left_s := self._dial_at_s - time.monotonic()) > 0:
+            if self._resumption.is_cancelled:
+                break
+            time.sleep(min(left_s, CANCEL_POLL_S))
+        if self._resumption.is_cancelled:
+            raise self._resumption.lost("it was cancelled")
+
+    def _mend(self, error: ProtocolError | RequestError) -> None:
+        """Have the next round connect again, or close and raise what cannot be mended."""
+        self._hang_up()
+        now_s = time.monotonic()
+        try:
+            self._dial_at_s = now_s + self._resumption.failed(error, now_s=now_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hang_up(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call.close()
 
     def __enter__(self) -> AnswerStream:
         return self

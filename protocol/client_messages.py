@@ -10,9 +10,13 @@ from msgspec import Meta, field
 from protocol import limits
 from protocol.fields import (
     Count,
+    Logprob,
     Message,
     Milliseconds,
+    Nanoseconds,
+    NumLogprobs,
     Part,
+    Penalty,
     RequestId,
     Seed,
     StopString,
@@ -30,22 +34,52 @@ class ChatMessage(Part, frozen=True, kw_only=True):
     content: str
 
 
+class LogitBias(Part, frozen=True, kw_only=True):
+    """What is added to one token's logit."""
+
+    id: TokenId
+    bias: Penalty
+
+
 class Sampling(Part, frozen=True, kw_only=True):
-    """How the next token is chosen.  Temperature 0 is greedy, and then the rest is ignored."""
+    """How the next token is chosen; bias and penalties come before the temperature.
+
+    Temperature 0 is greedy: top-k, top-p, min-p and the seed are ignored then.
+    """
 
     temperature: Annotated[float, Meta(ge=0.0, le=limits.MAX_TEMPERATURE)] = 0.0
     top_k: Annotated[int, Meta(ge=0, le=limits.MAX_TOP_K)] = 0
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Keep the smallest set of likeliest tokens whose probabilities reach p; 1 keeps all."""
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
+    """Keep tokens at least this likely, as a share of the likeliest one's probability."""
     seed: Seed | None = None
     """None lets prefilld draw one; ACCEPTED tells which."""
+    repetition_penalty: Annotated[
+        float, Meta(ge=limits.MIN_REPETITION_PENALTY, le=limits.MAX_PENALTY)
+    ] = 1.0
+    """Divides the logits of tokens that prompt or answer have, or multiplies those below 0."""
+    presence_penalty: Penalty = 0.0
+    """Taken once from the logit of each token that the answer has."""
+    frequency_penalty: Penalty = 0.0
+    """Taken from a token's logit as often as the answer has it."""
+    logit_bias: Annotated[list[LogitBias], Meta(max_length=limits.MAX_LOGIT_BIASES)] = field(
+        default_factory=list
+    )
+    """What is added to the logits of some tokens, each named once."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what single fields cannot say."""
+        if len({entry.id for entry in self.logit_bias}) != len(self.logit_bias):
+            raise ValueError("`logit_bias` names a token twice")
 
 
 class Resume(Part, frozen=True, kw_only=True):
     """What a client already has of an answer that was cut off."""
 
-    attempt: Annotated[int, Meta(ge=1, le=100)]
+    attempt: Annotated[int, Meta(ge=1, le=limits.MAX_ATTEMPT)]
+    """Which resumption of the answer this is."""
     seed: Seed
     fingerprint: Annotated[str, Meta(min_length=1, max_length=128)]
     """The model fingerprint that ACCEPTED gave; another model is `model-changed`."""
@@ -67,6 +101,8 @@ class _Request(Message, frozen=True, kw_only=True):
     """Take text as it is, without the chat template."""
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_TOKENS)] | None = None
     """None takes what is left of the model's context, or the daemon's default."""
+    min_tokens: Annotated[int, Meta(ge=0, le=limits.MAX_TOKENS)] = 0
+    """Neither stop strings nor stop ids nor the model's own end before so many tokens."""
     sampling: Sampling = Sampling()
     stop: Annotated[list[StopString], Meta(max_length=limits.MAX_STOP_STRINGS)] = field(
         default_factory=list
@@ -79,7 +115,11 @@ class _Request(Message, frozen=True, kw_only=True):
     ignore_eos: bool = False
     """Do not end at the model's own end tokens."""
     stream: bool = True
-    """False: one TOKENS frame with the whole answer, right before END."""
+    """False: the whole answer right before END, in one TOKENS frame unless `logprobs` make it too
+    large for one."""
+    logprobs: NumLogprobs | None = None
+    """Tell how likely each token was to the model itself, before bias, penalties and temperature,
+    with so many of the likeliest; None tells nothing."""
     resume: Resume | None = None
 
     def __post_init__(self) -> None:
@@ -92,6 +132,10 @@ class _Request(Message, frozen=True, kw_only=True):
                 raise ValueError("`prompt` mixes chat messages and token ids")
             if kinds == {ChatMessage} and len(self.prompt) > limits.MAX_MESSAGES:
                 raise ValueError(f"`prompt` has more than {limits.MAX_MESSAGES} chat messages")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"`min_tokens` is {self.min_tokens}, above `max_tokens`, {self.max_tokens}"
+            )
 
 
 class Generate(_Request, tag="generate", frozen=True, kw_only=True):
@@ -128,6 +172,16 @@ class Accepted(Message, tag="accepted", frozen=True, kw_only=True):
     fingerprint: str
 
 
+class TokenLogprob(Part, frozen=True, kw_only=True):
+    """How likely one token was, and the likeliest ones in its place."""
+
+    logprob: Logprob
+    top_ids: Annotated[list[TokenId], Meta(max_length=limits.MAX_TOP_LOGPROBS)]
+    """The likeliest first."""
+    top_logprobs: Annotated[list[Logprob], Meta(max_length=limits.MAX_TOP_LOGPROBS)]
+    """Of `top_ids`."""
+
+
 class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
     """A run of the answer.  Ids leave only together with their whole text."""
 
@@ -136,6 +190,15 @@ class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
     ids: TokenIds
     text: str
     choice: Count = 0
+    logprobs: (
+        Annotated[list[TokenLogprob], Meta(max_length=limits.MAX_LOGPROBS_PER_FRAME)] | None
+    ) = None
+    """One for each of `ids`, where the request asked."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what single fields cannot say."""
+        if self.logprobs is not None and len(self.logprobs) != len(self.ids):
+            raise ValueError(f"{len(self.ids)} `ids` have {len(self.logprobs)} `logprobs`")
 
 
 class Usage(Part, frozen=True, kw_only=True):
@@ -172,6 +235,8 @@ class Timings(Part, frozen=True, kw_only=True):
     """From its first token to its last."""
     total: Milliseconds
     """From its arrival to END."""
+    first_token_ns: Nanoseconds = 0
+    """When prefilld knew the first token, on CLOCK_MONOTONIC, for clients of the same host."""
     handoff: HandoffTimings | None = None
     """None where the first token ended the answer, so nothing was handed over."""
 

@@ -61,6 +61,8 @@ CODES: dict[str, str] = {
     "shm": "the daemons do not share /dev/shm",
     "credentials": "the peer's user may not use this socket",
     "size": "the pool is not as large as its owner says",
+    "handle": "the GPU's driver does not open what should be the pool's handle",
+    "peer-access": "decoded's GPU cannot read the memory of prefilld's",
     "proof": "decoded read other bytes through the mapping than prefilld wrote",
     "slow-link": "the mapping is slower than any healthy one of its kind",
     "fd-lost": "the client's descriptor did not arrive with its frame",

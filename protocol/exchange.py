@@ -21,6 +21,7 @@ from protocol.errors import (
     LocalProtocolError,
     RequestError,
 )
+from protocol.limits import MAX_ATTEMPT
 from protocol.messages import (
     Accepted,
     Cancel,
@@ -33,6 +34,7 @@ from protocol.messages import (
     Resume,
     Sampling,
     Timings,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -64,11 +66,13 @@ class Options(TypedDict, total=False):
     id: str | None
     raw: bool
     max_tokens: int | None
+    min_tokens: int
     sampling: Sampling
     stop: Sequence[str]
     stop_ids: Sequence[int]
     ignore_eos: bool
     stream: bool
+    logprobs: int | None
     resume: Resume | None
 
 
@@ -89,6 +93,8 @@ class Answer:
     timings_ms: Timings
     ttft_ms: float | None
     """From connecting to the first TOKENS, by the client's clock; None without any."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One for each of `ids`, where they were asked for."""
 
 
 def request_message(kind: type[_RequestT], prompt: Prompt, options: Options) -> _RequestT:
@@ -109,6 +115,12 @@ def request_message(kind: type[_RequestT], prompt: Prompt, options: Options) -> 
     return request
 
 
+def next_attempt(before: Resume, ids: list[int]) -> Resume:
+    """Return what the next request must carry to go on behind `ids`, after a request's `resume`."""
+    attempt = min(before.attempt + 1, MAX_ATTEMPT)
+    return msgspec.structs.replace(before, attempt=attempt, ids=ids)
+
+
 class Exchange:
     """One request and its answer, bytes in and events out."""
 
@@ -124,13 +136,10 @@ class Exchange:
         """What a new request must carry to go on behind what was delivered, once accepted."""
         if self._accepted is None:
             return None
-        before = self._resume
-        return Resume(
-            attempt=1 if before is None else before.attempt + 1,
-            seed=self._accepted.seed,
-            fingerprint=self._accepted.fingerprint,
-            ids=[*(before.ids if before else ()), *self._ids],
+        before = self._resume or Resume(
+            attempt=0, seed=self._accepted.seed, fingerprint=self._accepted.fingerprint, ids=[]
         )
+        return next_attempt(before, [*before.ids, *self._ids])
 
     def begin(self) -> bytes:
         """Return the request's frame.
@@ -212,6 +221,7 @@ class AnswerBuilder:
         self._end: End | None = None
         self._ids: list[int] = []
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._ttft_ms: float | None = None
 
     def add(self, event: Event, *, now_s: float) -> None:
@@ -224,6 +234,7 @@ class AnswerBuilder:
                     self._ttft_ms = (now_s - self._began_s) * 1e3
                 self._ids += event.ids
                 self._texts.append(event.text)
+                self._logprobs += event.logprobs or ()
             case End():
                 self._end = event
 
@@ -241,4 +252,5 @@ class AnswerBuilder:
             usage=self._end.usage,
             timings_ms=self._end.timings_ms,
             ttft_ms=self._ttft_ms,
+            logprobs=tuple(self._logprobs),
         )

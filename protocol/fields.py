@@ -24,6 +24,10 @@ Slot = Annotated[int, Meta(ge=0, lt=limits.MAX_CONTROL_SLOTS)]
 Seed = Annotated[int, Meta(ge=0, le=limits.MAX_SEED)]
 RequestId = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+\Z")]
 ShortText = Annotated[str, Meta(max_length=4096)]
+Penalty = Annotated[float, Meta(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
+Logprob = Annotated[float, Meta(ge=-1e39, le=0.0)]
+"""The natural logarithm of a probability, from float32."""
+NumLogprobs = Annotated[int, Meta(ge=0, le=limits.MAX_TOP_LOGPROBS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=limits.MAX_STOP_STRING_CHARACTERS)]
 
 

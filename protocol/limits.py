@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 """Version of the protocol; both ends of a link must speak the same one.
 
 1: the first.
+2: min-p, penalties, bias, shortest answers and log-probabilities.
 """
 
 MAX_LINK_BODY_BYTES = 1 << 20
 """Largest body on the link between the daemons, in bytes.
 
 The largest is a HANDOFF: 8,192 block ids of at most 5 bytes (131,072 tokens in 16-token
-blocks) are 40 KiB, its stop strings and residue at most 128 KiB more.  1 MiB leaves room
-and bounds what a broken peer makes us buffer.
+blocks) are 40 KiB; stop strings, residue, bias and the prompt's tokens at most 208 KiB more.
+1 MiB leaves room and bounds what a broken peer makes us buffer.
 """
 
 DEFAULT_MAX_REQUEST_BYTES = 4 << 20
@@ -54,6 +55,29 @@ MAX_STOP_STRING_CHARACTERS = 1024
 MAX_STOP_IDS = 256
 MAX_TOP_K = 1 << 20
 MAX_TEMPERATURE = 100.0
+
+MAX_ATTEMPT = 100
+"""Largest count of an answer's resumptions; clients give up long before it, and then keep it."""
+
+MAX_PENALTY = 100.0
+"""Largest penalty and bias either way: logits lie within some tens, so this decides any choice,
+and what is computed with it stays finite."""
+
+MIN_REPETITION_PENALTY = 0.01
+"""Smallest repetition penalty, the inverse of the largest."""
+
+MAX_LOGIT_BIASES = 1024
+"""Most tokens with a bias of their own: 23 KiB in a HANDOFF."""
+
+MAX_TOP_LOGPROBS = 20
+"""Most alternatives told beside each token: at 14 bytes each, many times the token itself."""
+
+MAX_LOGPROBS_PER_FRAME = 8192
+"""Most ids in a TOKENS that tells log-probabilities: 2.5 MiB with all alternatives, which leaves
+room for their text.  A longer run leaves as several frames."""
+
+MAX_TOKEN_BITMAP_BYTES = 65_536
+"""Longest set of tokens, one bit each: a vocabulary of 524,288, twice the largest in use."""
 
 MAX_SEED = (1 << 63) - 1
 """Seeds are non-negative and fit a signed 64-bit integer, as torch and TOML both want."""

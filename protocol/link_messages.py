@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from protocol import limits
-from protocol.client_messages import Sampling
+from protocol.client_messages import Sampling, TokenLogprob
 from protocol.fields import (
     BlockIds,
     Count,
@@ -17,6 +17,7 @@ from protocol.fields import (
     LeaseId,
     Message,
     Nanoseconds,
+    NumLogprobs,
     Part,
     RequestId,
     ShortText,
@@ -166,8 +167,17 @@ class RequestState(Part, frozen=True, kw_only=True):
     resumed: Count
     """How many of `ids` came with `resume`."""
     max_tokens: Count
+    min_tokens: Count = 0
     sampling: Sampling
     """With the seed resolved."""
+    prompt_set: Annotated[bytes, Meta(max_length=limits.MAX_TOKEN_BITMAP_BYTES)] = b""
+    """Which tokens the prompt has, bit `id % 8` of byte `id // 8`; empty unless repetition is
+    penalised."""
+    logprobs: NumLogprobs | None = None
+    held_logprobs: Annotated[list[TokenLogprob], Meta(max_length=limits.MAX_LOGPROBS_PER_FRAME)] = (
+        field(default_factory=list)
+    )
+    """Of the ids that the client does not have, where the request asked."""
     stop: list[StopString]
     stop_ids: list[TokenId]
     """With the model's own end tokens, unless they are to be ignored."""

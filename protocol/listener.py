@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import grp
 import os
+import socket
 import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -22,7 +23,6 @@ from protocol.errors import (
 from protocol.unix import check_path, connect_unix, new_socket, peer_credentials
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
@@ -39,18 +39,23 @@ class Listener:
     has opened it already.
     """
 
-    def __init__(self, sock: socket.socket, path: str, lock_fd: int) -> None:
+    def __init__(
+        self, sock: socket.socket, path: str, lock_fd: int, *, is_inherited: bool = False
+    ) -> None:
         self.socket, self.path = sock, path
+        self.is_inherited = is_inherited
+        """Whether the service manager made the socket.  It goes on listening after `close`, so
+        connections wait for whoever is started next."""
         self._lock_fd = lock_fd
         self._identity = _identity(path)
 
     def close(self) -> None:
-        """Stop listening and remove the socket, unless another one lies there by now."""
+        """Stop listening and remove a socket of our own, unless another one lies there by now."""
         if self._lock_fd < 0:
             return
         self.socket.close()
         with suppress(OSError):
-            if _identity(self.path) == self._identity:
+            if not self.is_inherited and _identity(self.path) == self._identity:
                 os.unlink(self.path)
         os.close(self._lock_fd)
         self._lock_fd = -1
@@ -106,6 +111,44 @@ def listen_unix(
     except BaseException:
         os.close(lock_fd)
         raise
+
+
+def inherit_unix(sock: socket.socket, path: str | Path) -> Listener:
+    """Take over a socket that a service manager listens on for us.
+
+    Args:
+        sock: The socket, owned from here on, also when it is refused.
+        path: Where it should listen.
+
+    Raises:
+        AddressInUseError: A process of our kind has the path's lock.
+        SocketPathError: It is not a stream socket that listens at `path`, or everybody may
+            connect to it.
+    """
+    path = str(path)
+    try:
+        _check_inherited(sock, path)
+        sock.setblocking(False)
+        return Listener(sock, path, _lock(path), is_inherited=True)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _check_inherited(sock: socket.socket, path: str) -> None:
+    fault = ""
+    if (sock.family, sock.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+        fault = "is not a Unix stream socket"
+    elif not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        fault = "does not listen"
+    elif sock.getsockname() != path:
+        fault = f"listens at {sock.getsockname()!r}"
+    elif (mode := stat.S_IMODE(os.stat(path).st_mode)) & stat.S_IWOTH:
+        fault = f"has mode {mode:04o}, so that everybody may connect"
+    if fault:
+        raise SocketPathError(
+            f"the socket that was passed in for {path} {fault}; put its unit right", path=path
+        )
 
 
 def _lock(path: str) -> int:

@@ -1,12 +1,12 @@
 """`kvpair generate`: one prompt, one answer.  Text on stdout as it comes, all else on stderr.
 
 Ctrl-C asks the daemon to stop and still takes what it had computed; a second one leaves at once.
+An answer that breaks off because a daemon died goes on once it can, and a line on stderr says so.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -20,17 +20,14 @@ import click
 import msgspec
 
 from protocol.client import AnswerStream, Client
-from protocol.errors import ProtocolError, RequestError
+from protocol.errors import ConnectionLostError, ProtocolError, RequestError
 from protocol.exchange import Event, Options, Prompt
-from protocol.limits import MAX_SEED, MAX_TEMPERATURE, MAX_TOKENS, MAX_TOP_K
-from protocol.messages import Accepted, ChatMessage, End, Sampling, Tokens
+from protocol.limits import MAX_TOP_LOGPROBS
+from protocol.messages import Accepted, ChatMessage, End, TokenLogprob, Tokens
+from shared.cli.answer_options import AnswerFlags, answer_options
+from shared.cli.losses import telling_policy
 from shared.config.paths import client_socket
 from shared.errors import ExitCode, UsageError
-
-TOP_P = click.FloatRange(0, 1, min_open=True)
-TOP_K_HELP = "Choose among the K likeliest tokens; needs a temperature."
-TOP_P_HELP = "Choose among the likeliest that reach P; needs a temperature."
-SEED_HELP = "Repeat the same choices; needs a temperature."
 
 MAX_PROMPT_BYTES = 64 << 20
 """Most that is read from stdin; no daemon can be configured to take more."""
@@ -40,38 +37,26 @@ MAX_PROMPT_BYTES = 64 << 20
 @click.argument("prompt", required=False)
 @click.option("--raw", is_flag=True, help="Take the prompt as it is, without a chat template.")
 @click.option("--system", metavar="TEXT", help="Put a system message before the prompt.")
+@answer_options
 @click.option(
-    "--max-tokens",
-    type=click.IntRange(1, MAX_TOKENS),
+    "--logprobs",
+    type=click.IntRange(0, MAX_TOP_LOGPROBS),
     metavar="N",
-    help="End the answer after N tokens.",
+    help="With --json: tell how likely each token was, and the N likeliest.",
 )
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0, MAX_TEMPERATURE),
-    metavar="T",
-    help="0, the default, is greedy.",
-)
-@click.option("--top-k", type=click.IntRange(0, MAX_TOP_K), metavar="K", help=TOP_K_HELP)
-@click.option("--top-p", type=TOP_P, metavar="P", help=TOP_P_HELP)
-@click.option("--seed", type=click.IntRange(0, MAX_SEED), metavar="N", help=SEED_HELP)
-@click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated.")
-@click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, at the end.")
 @click.option("--no-stream", is_flag=True, help="Print the answer at once when it is whole.")
 @click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
 def generate(
+    answer: AnswerFlags,
     *,
     prompt: str | None,
     raw: bool,
     system: str | None,
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    ignore_eos: bool,
+    logprobs: int | None,
     as_json: bool,
     no_stream: bool,
     socket: str | None,
-    **sampling: float | None,
 ) -> ExitCode:
     """Answer a prompt.
 
@@ -79,25 +64,23 @@ def generate(
     """
     if raw and system is not None:
         raise UsageError("--system needs the chat template that --raw leaves out")
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs is told with --json only")
     options: Options = {
+        **answer.options(),
         "raw": raw,
-        "max_tokens": max_tokens,
-        "sampling": _sampling(sampling),
-        "stop": stop,
-        "ignore_eos": ignore_eos,
         "stream": not no_stream,
+        "logprobs": logprobs,
     }
-    if "" in stop:
-        raise UsageError("--stop needs a text that is not empty")
     text = _read_prompt(prompt, keep_newline=raw)
     if not text:
         raise UsageError("the prompt is empty")
-    client = Client(client_socket(os.environ, chosen=socket))
-    received = _Received(began_s=time.monotonic())
+    client = Client(client_socket(os.environ, chosen=socket), resume_policy=telling_policy())
+    received, interrupt = _Received(began_s=time.monotonic()), _Interrupt()
     try:
         with (
             client.stream(_with_system(text, system), **options) as stream,
-            _cancelled_by_interrupt(stream) as interrupt,
+            _cancelled_by_interrupt(stream, interrupt),
         ):
             for event in stream:
                 received.add(event, now_s=time.monotonic())
@@ -105,21 +88,15 @@ def generate(
                     _show(event.text)
     except (ProtocolError, RequestError) as error:
         received.error = error
-        _finish(received, as_json=as_json)
-        raise
+        # Whoever cancelled an answer does not care that its daemon is gone as well.
+        if not (interrupt.was_seen and isinstance(error, ConnectionLostError)):
+            _finish(received, as_json=as_json)
+            raise
     _finish(received, as_json=as_json)
     if not interrupt.was_seen:
         return ExitCode.OK
     click.echo(f"kvpair: cancelled after {len(received.ids)} tokens", err=True)
     return ExitCode.INTERRUPTED
-
-
-def _sampling(given: dict[str, float | None]) -> Sampling:
-    """Return what the flags say; the message's own defaults stand for the rest."""
-    for name, value in given.items():
-        if value is not None and math.isnan(value):  # which no range keeps out
-            raise UsageError(f"--{name.replace('_', '-')} is not a number")
-    return Sampling(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]  # the request is checked as a whole
 
 
 def _read_prompt(prompt: str | None, *, keep_newline: bool) -> str:
@@ -159,6 +136,7 @@ class _Received:
     accepted: Accepted | None = None
     ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     ttft_ms: float | None = None
     end: End | None = None
     error: ProtocolError | RequestError | None = None
@@ -172,6 +150,7 @@ class _Received:
                     self.ttft_ms = round((now_s - self.began_s) * 1e3, 3)
                 self.ids += event.ids
                 self.texts.append(event.text)
+                self.logprobs += event.logprobs or ()
             case End():
                 self.end = event
 
@@ -179,8 +158,12 @@ class _Received:
         """Return the answer; without END its reason is `error`, and nothing is made up."""
         timings = self.end.timings_ms if self.end else None
         accepted = self.accepted
-        failure = {} if self.error is None else {"error": _describe(self.error)}
-        return failure | {
+        extra: dict[str, object] = {}
+        if self.error is not None:
+            extra["error"] = _describe(self.error)
+        if self.logprobs:
+            extra["logprobs"] = msgspec.to_builtins(self.logprobs)
+        return extra | {
             "id": accepted.id if accepted else None,
             "text": "".join(self.texts),
             "tokens": self.ids,
@@ -227,13 +210,12 @@ class _Interrupt:
 
 
 @contextmanager
-def _cancelled_by_interrupt(stream: AnswerStream) -> Iterator[_Interrupt]:
+def _cancelled_by_interrupt(stream: AnswerStream, interrupt: _Interrupt) -> Iterator[None]:
     """Let the first Ctrl-C cancel the answer, and the second one raise KeyboardInterrupt.
 
     CANCEL is sent from the handler itself: raising in the middle of a read could lose tokens
     that had arrived.
     """
-    interrupt = _Interrupt()
 
     def on_interrupt(_signum: int, _frame: FrameType | None) -> None:
         if interrupt.was_seen:
@@ -243,6 +225,6 @@ def _cancelled_by_interrupt(stream: AnswerStream) -> Iterator[_Interrupt]:
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        yield interrupt
+        yield
     finally:
         signal.signal(signal.SIGINT, before)

@@ -73,7 +73,7 @@ def list_(as_json: bool) -> None:
 @click.argument("name_or_path", metavar="NAME|PATH")
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "bfloat16"]),
+    type=click.Choice(["float32", "bfloat16", "float16"]),
     default="float32",
     show_default=True,
     help="What weights and KV cache are kept in.",

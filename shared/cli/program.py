@@ -20,6 +20,8 @@ from shared.version import __version__
 COMMANDS: dict[str, str] = {
     "config": "Show the configuration and where each value came from.",
     "generate": "Answer a prompt.",
+    "logs": "Show what both daemons logged, as one timeline.",
+    "metrics": "Print both daemons' metrics in Prometheus' text format.",
     "model": "Fetch, list and describe models.",
     "status": "Show what both daemons are doing.",
     "up": "Run both daemons in the foreground.",

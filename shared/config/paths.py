@@ -43,11 +43,12 @@ def default_socket_directory(
 def check_socket_directory(directory: Path) -> None:
     """Refuse a folder in which somebody else could have put a socket for us to trust.
 
-    A folder that does not exist is fine: then there is no socket either.
+    A folder that does not exist is fine: then there is no socket either.  One that only root can
+    have put there, such as `/run/kvpair`, may belong to anybody: to the daemons' user.
 
     Raises:
-        EnvironmentUnsupportedError: It is no folder, belongs to neither root nor us, or others
-            may write to it.
+        EnvironmentUnsupportedError: It is no folder, belongs to a stranger, or others may write
+            to it.
     """
     try:
         info = directory.lstat()
@@ -60,7 +61,7 @@ def check_socket_directory(directory: Path) -> None:
     fault = ""
     if not stat.S_ISDIR(info.st_mode):
         fault = "is not a folder"
-    elif info.st_uid not in {0, os.getuid()}:
+    elif info.st_uid not in {0, os.getuid()} and not _is_roots_alone(directory.parent):
         fault = f"belongs to the user with number {info.st_uid}"
     elif info.st_mode & stat.S_IWOTH:
         fault = f"may be written by everybody (mode {stat.S_IMODE(info.st_mode):04o})"
@@ -69,6 +70,15 @@ def check_socket_directory(directory: Path) -> None:
             f"the socket folder {directory} {fault}",
             hint="remove it, or choose another place with KVPAIR_SOCKET",
         )
+
+
+def _is_roots_alone(directory: Path) -> bool:
+    """Whether nobody but root can put anything into a folder."""
+    try:
+        info = directory.stat()
+    except OSError:
+        return False
+    return info.st_uid == 0 and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def prepare_socket_directory(directory: Path, *, group: str | None = None) -> None:

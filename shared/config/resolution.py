@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from shared.config.addresses import HttpAddress, parse_http_address
+from shared.config.devices import check_devices, with_device_defaults
 from shared.config.paths import (
     DECODED_SOCKET,
     PREFILLD_SOCKET,
@@ -99,8 +101,8 @@ def resolve(
         values[key] = os.path.abspath(str(values[key]))
         check_socket_path(str(values[key]), origin=origins[key])
 
-    config = _with_threads(_compose(values), num_cores)
-    _check_whole(config)
+    config = with_device_defaults(_with_threads(_compose(values), num_cores))
+    _check_whole(config, origins)
     return ResolvedConfig(
         config=config,
         origins=MappingProxyType(origins),
@@ -123,19 +125,34 @@ def _compose(values: Mapping[str, object]) -> Config:
     return Config(**sections)
 
 
-def _check_whole(config: Config) -> None:
-    """Refuse what single keys cannot show to be wrong."""
+def _check_whole(config: Config, origins: Mapping[str, str]) -> None:
+    """Refuse what the type of a single key cannot show to be wrong."""
     if config.prefilld.socket == config.decoded.socket:
         raise ConfigError(
             f"prefilld.socket and decoded.socket are both {config.prefilld.socket}",
             hint="each daemon needs a path of its own",
         )
+    listeners: dict[HttpAddress, str] = {}
+    for key, text in (
+        ("prefilld.metrics", config.prefilld.metrics),
+        ("decoded.metrics", config.decoded.metrics),
+    ):
+        if text is None:
+            continue
+        address = parse_http_address(text, origin=origins[key])
+        if address in listeners and getattr(address, "port", None) != 0:
+            raise ConfigError(
+                f"{listeners[address]} and {key} are both {text}",
+                hint="each daemon needs an address of its own",
+            )
+        listeners[address] = key
     if config.link.ping_timeout_s <= config.link.ping_interval_s:
         raise ConfigError(
             f"link.ping_timeout_s = {config.link.ping_timeout_s:g} is not more than "
             f"link.ping_interval_s = {config.link.ping_interval_s:g}",
             hint="a living peer would be held for dead",
         )
+    check_devices(config)
 
 
 def _with_threads(config: Config, num_cores: int) -> Config:

@@ -17,8 +17,25 @@ MAX_REQUEST_BYTES = 64 << 20
 
 Seconds = Annotated[float, Meta(ge=0.0, le=86_400.0)]
 PositiveSeconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
-NumBlocks = Annotated[int, Meta(ge=2, le=1 << 31)]
-"""Block 0 is reserved, so a pool of one block could hold nothing."""
+NumBlocks = Annotated[
+    int, Meta(ge=0, le=1 << 31, description="0, or a whole number from 2 to 2147483648")
+]
+"""0 is replaced: on a CPU by `DEFAULT_CPU_BLOCKS`, on a GPU by what its memory holds."""
+DEFAULT_CPU_BLOCKS = 1024
+"""16,384 tokens: two of the embedded model's longest prompts, 755 MB in float32."""
+Device = Annotated[
+    str,
+    Meta(
+        pattern=r"^(cpu|cuda(:[0-9]{1,3})?|(GPU|MIG)-[0-9a-fA-F-]{4,36})\Z",
+        description="'cpu', 'cuda', 'cuda:N', or a GPU's UUID, 'GPU-…', or its beginning",
+    ),
+]
+"""`cuda` is the first GPU that the process sees.  Only a UUID names one GPU in every process."""
+MemoryFraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+DEFAULT_MEMORY_FRACTION = 0.85
+"""What is left is for a step's own tensors and for CUDA graphs."""
+DEFAULT_TOKEN_BUDGETS = {"cpu": 512, "gpu": 2048}
+DEFAULT_MAX_BATCHES = {"cpu": 32, "gpu": 128}
 Threads = Annotated[int, Meta(ge=0, le=1024)]
 Text = Annotated[str, Meta(min_length=1)]
 
@@ -32,22 +49,25 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
     path: Text = "smollm2-135m-instruct"
     """A name that `kvpair model list` knows, or the path of a model file."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and KV cache.  float32 is exact, and on a CPU no slower than bfloat16."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of weights and KV cache.  float32 is exact, and on a CPU no slower than bfloat16; a GPU is
+    several times faster with either of the others."""
 
 
 class PoolConfig(Section, frozen=True, kw_only=True):
     """`[pool]`: the KV pool that prefilld owns and decoded maps."""
 
-    num_blocks: NumBlocks = 1024
-    """16,384 tokens: two of the embedded model's longest prompts, 755 MB in float32, all of it
-    taken at the start."""
+    num_blocks: NumBlocks = 0
+    """All of its memory is taken at the start.  0: on a CPU 1,024, which the embedded model's two
+    longest prompts fill (755 MB in float32); on a GPU what `prefilld.memory_fraction` gives."""
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     """Tokens a block.  Half a block a sequence is wasted; a block is one piece to transfer."""
-    access: Literal["auto", "pull"] = "auto"
-    """How decoded uses the blocks: `pull` copies them into its own pool; `auto` chooses."""
-    backend: Literal["auto", "memfd"] = "auto"
-    """What the pool is made of; `auto` follows the devices."""
+    access: Literal["auto", "pull", "direct"] = "auto"
+    """How decoded uses the blocks: `pull` copies them into its own pool, `direct` reads them where
+    they are; `auto` is direct on one GPU and pull anywhere else."""
+    backend: Literal["auto", "memfd", "cuda"] = "auto"
+    """What the pool is made of: shared memory, or a GPU's by CUDA IPC; `auto` follows the
+    devices."""
 
 
 class PrefilldConfig(Section, frozen=True, kw_only=True):
@@ -57,16 +77,22 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     """Path of the socket for clients; README.md says where it lies by default."""
     group: Text | None = None
     """Group whose members may connect as well.  A folder that is missing is made for it, 0750."""
-    device: Literal["cpu"] = "cpu"
-    """Where prompts are computed."""
-    token_budget: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
-    """Prompt tokens a step.  Fewer let short prompts pass long ones, more waste less on steps."""
+    device: Device = "cpu"
+    """Where prompts are computed, and where the pool lies."""
+    memory_fraction: MemoryFraction = 0.0
+    """Share of the GPU's memory, as free after the weights, that a pool of `num_blocks = 0` takes.
+    0: 0.85, or half of that where both daemons name one GPU."""
+    token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """Prompt tokens a step.  Fewer let short prompts pass long ones, and leave less to hand over
+    when the last are computed; more waste less on steps.  0: 512 on a CPU, 2,048 on a GPU."""
     max_waiting: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     """Requests that may queue before new ones are told `busy`."""
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 8
     """Prompts in prefill at once: each holds blocks while it shares the token budget."""
     threads: Threads = 0
     """Compute threads.  0 takes half the cores, since the pair shares the machine."""
+    metrics: Text | None = None
+    """Tell metrics over HTTP as well: `127.0.0.1:9464`, or the path of a Unix socket."""
 
 
 class DecodedConfig(Section, frozen=True, kw_only=True):
@@ -76,16 +102,23 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     """Path of the socket for prefilld's link and for STATUS; by default beside the other one."""
     group: Text | None = None
     """As for prefilld, since `kvpair status` asks both sockets."""
-    device: Literal["cpu"] = "cpu"
+    device: Device = "cpu"
     """Where answers are computed."""
-    num_blocks: NumBlocks = 1024
-    """Of decoded's own pool, into which blocks are pulled; its memory is taken as it is written."""
-    max_batch: Annotated[int, Meta(ge=1, le=4096)] = 32
-    """Sequences a step.  The pool holds about 25 of the default length at once."""
+    memory_fraction: MemoryFraction = 0.0
+    """As for prefilld, of decoded's own pool."""
+    num_blocks: NumBlocks = 0
+    """Of decoded's own pool, into which blocks are pulled; on a CPU its memory is taken as it is
+    written.  0: as for prefilld's."""
+    max_batch: Annotated[int, Meta(ge=0, le=4096)] = 0
+    """Sequences a step.  0: 32 on a CPU, whose pool holds about 25 of the default length; 128 on a
+    GPU."""
     threads: Threads = 0
     """Compute threads, as for prefilld."""
+    metrics: Text | None = None
+    """As for prefilld, at an address of its own: `127.0.0.1:9465`."""
     link_uid: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
-    """A user, beside root and decoded's own, whose prefilld may open the link."""
+    """A user, beside root and decoded's own, whose prefilld may open the link; not on GPUs, where
+    CUDA wants one user for both."""
 
 
 class LimitsConfig(Section, frozen=True, kw_only=True):
@@ -116,8 +149,9 @@ class LinkConfig(Section, frozen=True, kw_only=True):
     """For the whole hand-shake, in which decoded maps the pool and reads it three times."""
     quarantine_s: Seconds = 10.0
     """How long blocks of a peer that is not proved gone stay out of use."""
-    min_bandwidth_gb_s: Annotated[float, Meta(ge=0.0, le=100_000.0)] = 0.0
-    """Slowest mapping that is taken, in 10^9 bytes a second.  0: a memfd has one kind of path."""
+    min_bandwidth_gb_s: Annotated[float, Meta(ge=0.0, le=100_000.0)] | None = None
+    """Slowest mapping that is taken, in 10^9 bytes a second.  By default 40 within a GPU and over
+    NVLink, 5 over PCIe, 0 in shared memory, which has one kind of path."""
 
 
 class LogConfig(Section, frozen=True, kw_only=True):
@@ -154,10 +188,8 @@ SECTIONS: dict[str, type[Section]] = {
 }
 """The file's tables, in the order in which they are shown."""
 
-NOT_YET: dict[tuple[str, str], str] = {
-    ("pool.access", "direct"): "reading blocks in place needs both daemons on one GPU",
-    ("pool.backend", "cuda"): "this version keeps its pool in a memfd",
-    ("prefilld.device", "cuda"): "this version computes on the CPU",
-    ("decoded.device", "cuda"): "this version computes on the CPU",
+REFUSED: dict[tuple[str, object], str] = {
+    (f"{section}.num_blocks", 1): "block 0 is reserved, so a pool of one could hold nothing"
+    for section in ("pool", "decoded")
 }
-"""Values that users will try, and why this version refuses them."""
+"""Values within a key's range that cannot work, and why."""

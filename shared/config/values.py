@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import inspect
 
-from shared.config.schema import NOT_YET, SECTIONS
+from shared.config.schema import REFUSED, SECTIONS
 from shared.config.sources import Setting
 from shared.errors import ConfigError
 
@@ -28,28 +28,19 @@ def check_setting(setting: Setting) -> object:
     """
     expected = _TYPES[setting.key]
     shown = f"{setting.key} = {_shorten(repr(setting.value))} ({setting.origin})"
-    if reason := _not_yet(setting.key, setting.value):
-        raise ConfigError(
-            f"{shown} is not possible: {reason}", hint=f"allowed: {allowed(expected)}"
-        )
     try:
         value: object = msgspec.convert(setting.value, type=expected, strict=not setting.is_text)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"{shown} is not allowed", hint=f"expected {allowed(expected)}"
         ) from error
+    if reason := REFUSED.get((setting.key, value)):
+        raise ConfigError(f"{shown} is not allowed: {reason}", hint=f"expected {allowed(expected)}")
     return value
 
 
 def _shorten(text: str) -> str:
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[:MAX_SHOWN_CHARACTERS] + "…"
-
-
-def _not_yet(key: str, value: object) -> str | None:
-    """Return why a plausible value is refused by this version, if it is one of those."""
-    if not isinstance(value, str):
-        return None
-    return NOT_YET.get((key, value.partition(":")[0]))
 
 
 def allowed(expected: type) -> str:
@@ -59,6 +50,8 @@ def allowed(expected: type) -> str:
 
 def _describe(info: inspect.Type) -> str:
     match info:
+        case inspect.Metadata(type=inner, extra_json_schema=schema):
+            return str((schema or {}).get("description") or _describe(inner))
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(map(repr, values))
         case inspect.BoolType():

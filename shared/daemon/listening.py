@@ -6,26 +6,37 @@ from typing import TYPE_CHECKING
 
 from protocol.acceptor import Acceptor
 from protocol.errors import AddressInUseError, UnixSocketError
-from protocol.listener import Listener, listen_unix
+from protocol.listener import Listener, inherit_unix, listen_unix
+from shared.daemon.activation import take_activated
 from shared.errors import ConfigError, EnvironmentUnsupportedError
 
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping
     from pathlib import Path
 
     from structlog.typing import FilteringBoundLogger
 
 
-def open_listener(path: Path, *, group: str | None = None) -> Listener:
+def open_listener(
+    path: Path, *, environ: MutableMapping[str, str], group: str | None = None
+) -> Listener:
     """Listen at `path`, alone; before anything is loaded, so that a second instance ends at once.
+
+    Args:
+        path: Where.
+        environ: The environment; a socket that a service manager passed is taken out of it.
+        group: Whose members may connect, where the socket is ours to make.
 
     Raises:
         EnvironmentUnsupportedError: Another daemon has the socket.
-        ConfigError: No socket can be there.
+        ConfigError: No socket can be there, or the one that was passed is not it.
     """
+    activated = take_activated(environ)
     try:
+        if activated is not None:
+            return inherit_unix(activated, path)
         return listen_unix(path, group=group)
     except AddressInUseError as error:
         raise EnvironmentUnsupportedError(str(error)) from error

@@ -8,20 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from shared.daemon.devices import CPU_DEVICE, Device
 from shared.daemon.fingerprint import Fields, fingerprint, fingerprint_fields
-from shared.kv.layout import KVLayout
+from shared.kv.layout import RESERVED_BLOCK, KVLayout
+from shared.kv.memory import blocks_from_memory
 from shared.model.llama import Llama
 from shared.model.loader import load_model
-from shared.ops.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.messages import Sampling
     from shared.config import Config
     from shared.model.chat_template import ChatTemplate
     from shared.model.spec import ModelSpec
     from shared.model.tokenizer import Tokenizer
+
+
+SMALLEST_POOL = RESERVED_BLOCK + 2
+"""Blocks of a layout whose number of blocks is not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,36 +59,48 @@ def load_model_host(
     config: Config,
     *,
     num_blocks: int,
-    device: str = "cpu",
+    memory_fraction: float = 1.0,
+    device: Device = CPU_DEVICE,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelHost:
     """Load the configured model.
 
     Args:
         config: The pair's configuration.
-        num_blocks: Blocks of this daemon's own pool.
-        device: Where the weights go, as torch names it.
+        num_blocks: Blocks of this daemon's own pool; 0, on a GPU, for what fits into
+            `memory_fraction` of what is free once the weights are there.
+        memory_fraction: That share.
+        device: Where the weights go.
         progress: Called with bytes done and bytes in all.
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
         LayoutError: The pool cannot have the configured shape.
+        PoolAllocationError: A share of the GPU's free memory holds no pool.
     """
-    loaded = load_model(config.model.path, config.model.dtype, device, progress=progress)
+    if device.index is not None:
+        torch.cuda.set_device(device.index)  # of the engine thread, which is the caller
+    loaded = load_model(
+        config.model.path, config.model.dtype, str(device.torch_device), progress=progress
+    )
     spec = loaded.spec
+    # The weights are fused first: what is free afterwards is what a pool may have.
+    model = Llama(spec, loaded.tensors)
     layout = KVLayout(
-        num_blocks=num_blocks,
+        num_blocks=num_blocks or SMALLEST_POOL,
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
         block_size=config.pool.block_size,
         head_dim=spec.head_dim,
         dtype=config.model.dtype,
     )
+    if not num_blocks:
+        layout = layout.with_num_blocks(_blocks_that_fit(layout, memory_fraction))
     fields = fingerprint_fields(spec=spec, content_id=loaded.content_id, layout=layout)
     return ModelHost(
         name=config.model.path,
         spec=spec,
-        model=Llama(spec, loaded.tensors),
+        model=model,
         tokenizer=loaded.tokenizer,
         template=loaded.chat_template,
         layout=layout,
@@ -91,13 +109,12 @@ def load_model_host(
     )
 
 
-def sampling_params(sampling: Sampling) -> SamplingParams:
-    """Return the engine's form of the wire's sampling fields, whose seed is resolved."""
-    if sampling.seed is None:
-        raise ValueError("the seed was not resolved; prefilld draws one before anything is sampled")
-    return SamplingParams(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
+def _blocks_that_fit(layout: KVLayout, memory_fraction: float) -> int:
+    torch.cuda.empty_cache()  # what fusing the weights left behind would not count as free
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return blocks_from_memory(
+        free_bytes=free_bytes,
+        total_bytes=total_bytes,
+        fraction=memory_fraction,
+        block_bytes=layout.block_bytes,
     )

@@ -12,12 +12,14 @@ import torch
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import ForwardBatch
 from shared.ops.attention import SequenceSpan
+from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from shared.engine.history import TokenHistory
     from shared.kv.layout import KVLayout
     from shared.ops.sampling import SamplingParams
 
@@ -38,6 +40,8 @@ class SequenceStep:
     sampling: SamplingParams | None
     """How to choose the token after the last of them; None when more of the prompt follows, and
     then no logits are computed."""
+    history: TokenHistory | None = None
+    """What was said so far, where sampling looks at it or is to tell of it."""
 
     @property
     def context_len(self) -> int:
@@ -80,8 +84,12 @@ def build_batch(
         number, offset = np.divmod(positions, layout.block_size)
         slots[:] = table[number] * layout.block_size + offset
     # One transfer for the whole step; every copy to a GPU has a fixed price.
-    flat = torch.from_numpy(np.concatenate([packed.ravel(), *tables])).to(device)
-    pieces = torch.split(flat, [*(packed.shape[1],) * 3, *(len(table) for table in tables)])
+    rows = sampled_rows(steps)
+    flat = to_device(
+        np.concatenate([packed.ravel(), np.array(rows, dtype=np.int64), *tables]), device
+    )
+    sizes = [*(packed.shape[1],) * 3, len(rows), *(len(table) for table in tables)]
+    pieces = torch.split(flat, sizes)
     spans = tuple(
         SequenceSpan(
             query_start=start,
@@ -89,14 +97,15 @@ def build_batch(
             context_len=step.context_len,
             block_table=block_table,
         )
-        for step, block_table, start in zip(steps, pieces[3:], starts, strict=True)
+        for step, block_table, start in zip(steps, pieces[4:], starts, strict=True)
     )
     return ForwardBatch(
         token_ids=pieces[0],
         positions=pieces[1],
         slot_mapping=pieces[2],
         spans=spans,
-        output_rows=None if all_outputs else sampled_rows(steps),
+        output_rows=None if all_outputs else rows,
+        output_index=None if all_outputs else pieces[3],
     )
 
 

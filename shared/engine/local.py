@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from shared.engine.batch import SequenceStep
+from shared.engine.history import TokenHistory
 from shared.engine.runner import ModelRunner
 from shared.kv.allocator import BlockAllocator
 from shared.kv.layout import DTypeName, KVLayout
 from shared.kv.pool import LocalPool
 from shared.ops.sampling import SamplingParams
+from shared.ops.token_bitmap import pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +38,7 @@ class _Request:
     num_prompt_tokens: int
     max_tokens: int
     sampling: SamplingParams
+    history: TokenHistory | None
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
 
@@ -52,6 +55,7 @@ class _Request:
             start_position=start,
             block_table=self.block_table,
             sampling=self.sampling if stop == len(self.token_ids) else None,
+            history=self.history,
         )
 
 
@@ -82,6 +86,7 @@ class LocalEngine:
         if token_budget < 1:
             raise ValueError(f"token_budget is {token_budget}; it must be at least 1")
         self._eos_ids = frozenset(model.spec.eos_ids)
+        self._vocab_size = model.spec.vocab_size
         self._layout = KVLayout(
             num_blocks=num_blocks,
             num_layers=model.spec.num_layers,
@@ -126,6 +131,7 @@ class LocalEngine:
                 num_prompt_tokens=len(prompt),
                 max_tokens=max_tokens,
                 sampling=how,
+                history=TokenHistory.needed_for(how, prompt=pack_tokens(prompt, self._vocab_size)),
             )
             for index, (prompt, how) in enumerate(zip(prompts, each, strict=True))
         )

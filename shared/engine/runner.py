@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.engine.batch import build_batch, sampled_rows
-from shared.ops.sampling import sample
+from shared.engine.choosing import Chosen, choose_tokens, is_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from shared.engine.batch import SequenceStep
     from shared.kv.layout import KVLayout
     from shared.model.llama import Llama
-    from shared.ops.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,38 +68,59 @@ class ModelRunner:
         Raises:
             ValueError: A sequence does not fit the pool (see `build_batch`); nothing was written.
         """
-        batch = build_batch(steps, self._layout, self._kv.device, all_outputs=with_logits)
-        hidden = self._model.forward(batch, self._kv)
-        logits = None
+        logits: Tensor | None = None
         if with_logits:
+            batch = build_batch(steps, self._layout, self._kv.device, all_outputs=True)
+            hidden = self._model.forward(batch, self._kv)
             logits = self._model.logits(hidden)
-            hidden = hidden[list(sampled_rows(steps))]
-        token_ids: list[int | None] = [None] * len(steps)
-        wanted = [
-            (index, step.sampling, step.context_len)
-            for index, step in enumerate(steps)
-            if step.sampling is not None
-        ]
-        if wanted:
-            indices, sampling, positions = zip(*wanted, strict=True)
-            chosen = self._choose(hidden, sampling, positions)
-            for index, token_id in zip(indices, chosen.tolist(), strict=True):
-                token_ids[index] = token_id
-        return StepResult(token_ids=tuple(token_ids), logits=logits)
+            chosen = self._choose(hidden[list(sampled_rows(steps))], steps)
+        else:
+            chosen = self.begin(steps)
+        if chosen.told is not None:
+            chosen.told.settle()
+        return StepResult(token_ids=self.token_ids(steps, chosen.token_ids), logits=logits)
 
-    def _choose(
-        self, hidden: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]
-    ) -> Tensor:
-        """Return [num_rows] int64, the next token behind each row of [num_rows, hidden_size]."""
-        greedy = [row for row, how in enumerate(sampling) if how.is_greedy]
-        drawn = [row for row, how in enumerate(sampling) if not how.is_greedy]
-        chosen = torch.empty(len(sampling), dtype=torch.int64, device=hidden.device)
-        if greedy:  # needs no logits, and takes the same way whatever else is in the batch
-            chosen[greedy] = self._model.likeliest(hidden[greedy])
-        if drawn:
-            chosen[drawn] = sample(
-                self._model.logits(hidden[drawn]),
-                [sampling[row] for row in drawn],
-                [positions[row] for row in drawn],
-            )
-        return chosen
+    def begin(
+        self, steps: Sequence[SequenceStep], on_written: Callable[[], None] = lambda: None
+    ) -> Chosen:
+        """Enqueue one step on the current stream; on a CPU it is computed when this returns.
+
+        Args:
+            steps: The sequences, each at most once.
+            on_written: Called when everything that writes the pool is enqueued.
+
+        Returns:
+            [num_sampled] int64 on the model's device, for `token_ids` once it is computed, and
+            what is to be settled then.
+
+        Raises:
+            ValueError: As `execute`.
+        """
+        batch = build_batch(steps, self._layout, self._kv.device)
+        hidden = self._model.forward(batch, self._kv)
+        on_written()
+        return self._choose(hidden, steps)
+
+    @staticmethod
+    def token_ids(steps: Sequence[SequenceStep], sampled: Tensor) -> tuple[int | None, ...]:
+        """Return one a sequence, in order: what was sampled for it, or None where nothing was."""
+        chosen = iter(sampled.tolist())
+        return tuple(None if step.sampling is None else next(chosen) for step in steps)
+
+    def _choose(self, hidden: Tensor, steps: Sequence[SequenceStep]) -> Chosen:
+        """Choose a token behind each row that a step wants one of."""
+        wanted = [step for step in steps if step.sampling is not None]
+        if not wanted:
+            return Chosen(torch.empty(0, dtype=torch.int64, device=hidden.device), None)
+        plain = [row for row, step in enumerate(wanted) if is_plain(step)]
+        if len(plain) == len(wanted):
+            return Chosen(self._model.likeliest(hidden), None)
+        other = [row for row, step in enumerate(wanted) if not is_plain(step)]
+        if not plain:
+            return choose_tokens(self._model.logits(hidden), wanted)
+        token_ids = torch.empty(len(wanted), dtype=torch.int64, device=hidden.device)
+        # It needs no logits, and takes the same way whatever else is in the batch.
+        token_ids[plain] = self._model.likeliest(hidden[plain])
+        chosen = choose_tokens(self._model.logits(hidden[other]), [wanted[row] for row in other])
+        token_ids[other] = chosen.token_ids
+        return Chosen(token_ids, chosen.told)

@@ -8,15 +8,22 @@ submitted, and no two ever touch the pool at once.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+MAX_NAME_BYTES = 15
+"""Of a thread's name in the kernel, which refuses longer ones."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,11 +51,11 @@ class EngineThread:
         """Calls that returned, raised or were dropped.  A watchdog that sees it stand still while
         `is_busy` knows that the engine is stuck."""
         self._count_lock = threading.Lock()
+        self._thread_id: int | None = None
         self._executor = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix=name,
-            initializer=torch.set_num_threads,
-            initargs=(num_threads,),
+            initializer=self._begin,
         )
 
     @property
@@ -66,10 +73,22 @@ class EngineThread:
             RuntimeError: The thread was stopped.
             BaseException: Whatever `function` raises.
         """
-        future = self._executor.submit(_infer, partial(function, *args, **kwargs))
-        self.num_submitted += 1
-        future.add_done_callback(self._count_finished)
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(self._submit(partial(function, *args, **kwargs)))
+
+    def probe(self) -> None:
+        """Hand in a call that does nothing, unless another is under way.
+
+        A thread that is well ends one or the other, and `num_finished` moves; a thread that was
+        stopped takes nothing.
+        """
+        if not self.is_busy:
+            with suppress(RuntimeError):
+                self._submit(_do_nothing)
+
+    def stack(self) -> str:
+        """Return where the thread is now, as a traceback without any values."""
+        frame = sys._current_frames().get(self._thread_id or 0)  # noqa: SLF001  documented as public
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     async def stop(self, *, grace_s: float | None = None) -> None:
         """End the thread: the running call ends first, waiting ones are dropped.  Idempotent.
@@ -82,10 +101,27 @@ class EngineThread:
         ended = asyncio.ensure_future(asyncio.to_thread(self._executor.shutdown))
         await asyncio.wait({ended}, timeout=grace_s)
 
+    def _begin(self) -> None:
+        self._thread_id = threading.get_ident()
+        name = threading.current_thread().name[:MAX_NAME_BYTES]
+        with suppress(OSError):  # for `top -H` and debuggers, which know nothing of Python's names
+            Path("/proc/thread-self/comm").write_text(name, encoding="ascii", errors="replace")
+        torch.set_num_threads(self.num_threads)
+
+    def _submit(self, call: Callable[[], T]) -> Future[T]:
+        future = self._executor.submit(_infer, call)
+        self.num_submitted += 1
+        future.add_done_callback(self._count_finished)
+        return future
+
     def _count_finished(self, _: object) -> None:
         # The engine thread ends calls while the loop's thread drops others.
         with self._count_lock:
             self.num_finished += 1
+
+
+def _do_nothing() -> None:
+    """What `probe` hands in."""
 
 
 def _infer(call: Callable[[], T]) -> T:

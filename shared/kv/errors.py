@@ -3,8 +3,12 @@
     KvError                              root
     ├── LayoutError                      a shape no pool can have; also a ConfigError
     ├── PoolAllocationError              the machine has no room; also EnvironmentUnsupportedError
-    ├── PoolMappingError                 the peer's descriptor is not what it was said to be
+    ├── PoolMappingError                 the peer's pool is not what it was said to be
     ├── UnknownSlotError                 a slot that the control page does not have
+    ├── UnknownEventError                a slot that the ring of events does not have
+    ├── CudaCallError                    a call to CUDA failed; the parent of the next two
+    ├── CudaUnavailableError             for want of set-up; also EnvironmentUnsupportedError
+    ├── GpuFatalError                    the GPU is lost to this process, which must end
     ├── CopyError                        blocks that cannot be copied as asked
     ├── OutOfBlocksError                 nobody's fault: wait until blocks come back
     ├── NoSlotError                      nobody's fault: wait until a lease ends
@@ -49,7 +53,7 @@ class PoolAllocationError(KvError, EnvironmentUnsupportedError):
 
 
 class MappingFault(enum.Enum):
-    """What is wrong with a descriptor that should be a peer's pool or control page."""
+    """What is wrong with a descriptor or handle that should be a peer's pool or control page."""
 
     DESCRIPTOR = "descriptor"
     """It is closed, or not a memfd at all."""
@@ -58,11 +62,19 @@ class MappingFault(enum.Enum):
     SIZE = "size"
     """It is not as large as announced, or as the layout needs."""
     MAP = "map"
-    """The kernel would not map it."""
+    """The kernel or the driver would not map it."""
+    HANDLE = "handle"
+    """The driver knows of no memory by this handle, in this form."""
+    SELF = "self"
+    """The driver takes the handle for this process's own: equal pids in two namespaces do that."""
+    PEER = "peer"
+    """This GPU cannot reach the one that the memory lies on."""
+    EVENTS = "events"
+    """The memory opens and its events do not, as where /dev/shm is not shared."""
 
 
 class PoolMappingError(KvError):
-    """A descriptor cannot be mapped as what its sender said it is; nothing was mapped."""
+    """A descriptor or handle cannot be mapped as what its sender said it is; nothing was mapped."""
 
     def __init__(self, *, fault: MappingFault, message: str) -> None:
         super().__init__(message)
@@ -75,6 +87,43 @@ class UnknownSlotError(KvError, IndexError):
     def __init__(self, *, slot: int, num_slots: int) -> None:
         super().__init__(f"slot {slot} is not on a control page of {num_slots} slots")
         self.slot, self.num_slots = slot, num_slots
+
+
+class UnknownEventError(KvError, IndexError):
+    """An event slot lies outside the ring; where it came off the wire, the peer's fault."""
+
+    def __init__(self, *, slot: int, num_events: int) -> None:
+        super().__init__(f"event {slot} is not in a ring of {num_events}")
+        self.slot, self.num_events = slot, num_events
+
+
+class CudaCallError(KvError):
+    """A call to CUDA failed.  `cuda_status.cuda_error` chooses the class by the status.
+
+    The status is None where it never came to a call.
+    """
+
+    def __init__(
+        self, *, call: str, status: int | None, meaning: str, hint: str | None = None
+    ) -> None:
+        code = "" if status is None else f" with CUDA error {status}"
+        super().__init__(f"{call} failed{code}: {meaning}")
+        self.call, self.status, self.meaning, self.hint = call, status, meaning, hint
+
+    def __str__(self) -> str:
+        text = str(self.args[0])
+        return text if self.hint is None else f"{text}; {self.hint}"
+
+
+class CudaUnavailableError(CudaCallError, EnvironmentUnsupportedError):
+    """The GPU cannot be used as this machine is set up; the hint says what to change."""
+
+
+class GpuFatalError(CudaCallError):
+    """The GPU is lost to this process: every later call fails as well, and nothing mends it.
+
+    Fail what is in flight, tell the peer, and end the process with a status that is not zero.
+    """
 
 
 class CopyError(KvError, ValueError):

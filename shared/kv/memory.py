@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shared.kv.errors import PoolAllocationError
+from shared.kv.layout import MAX_BLOCKS, POOL_ALIGNMENT_BYTES, RESERVED_BLOCK
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -70,3 +71,30 @@ def _group_bounds(proc: Path, cgroup: Path) -> list[int]:
             if text.isdecimal():  # otherwise it is "max"
                 bounds.append(int(text))
     return bounds
+
+
+def blocks_from_memory(
+    *, free_bytes: int, total_bytes: int, fraction: float, block_bytes: int
+) -> int:
+    """Return how many blocks a pool has that takes a share of a GPU's free memory.
+
+    Args:
+        free_bytes: What is free once the weights are there.
+        total_bytes: What the GPU has in all.
+        fraction: The share.  Two daemons whose shares of one GPU add up to at most 1 both fit, in
+            whatever order they look: what one has taken the other no longer counts as free.
+        block_bytes: Bytes of a block.
+
+    Raises:
+        PoolAllocationError: That is less than one block beside the reserved one.
+    """
+    num_bytes = int(free_bytes * fraction) // POOL_ALIGNMENT_BYTES * POOL_ALIGNMENT_BYTES
+    num_blocks = min(num_bytes // block_bytes, MAX_BLOCKS)
+    if num_blocks < RESERVED_BLOCK + 2:
+        raise PoolAllocationError(
+            num_bytes=2 * block_bytes,
+            reason=f"{fraction:g} of the {free_bytes} bytes that are free of the GPU's "
+            f"{total_bytes} is too little",
+            hint="raise memory_fraction, or see by nvidia-smi who holds the rest",
+        )
+    return num_blocks

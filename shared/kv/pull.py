@@ -68,6 +68,23 @@ def runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> Iterator[Block
         start = end
 
 
+def check_copy(
+    source_kv: Tensor, target_kv: Tensor, source_ids: Sequence[int], target_ids: Sequence[int]
+) -> None:
+    """Raise CopyError unless `copy_blocks` could copy these blocks."""
+    if source_kv.shape[1:] != target_kv.shape[1:] or source_kv.dtype != target_kv.dtype:
+        raise CopyError(
+            f"blocks of {[*source_kv.shape[1:]]} {source_kv.dtype} are not blocks of "
+            f"{[*target_kv.shape[1:]]} {target_kv.dtype}"
+        )
+    if len(source_ids) != len(target_ids):
+        raise CopyError(f"{len(source_ids)} blocks cannot be copied to {len(target_ids)}")
+    if len(set(target_ids)) != len(target_ids):
+        raise CopyError("a target block is named twice")
+    _check_ids("source", source_ids, source_kv.shape[0])
+    _check_ids("target", target_ids, target_kv.shape[0])
+
+
 def copy_blocks(
     source_kv: Tensor, target_kv: Tensor, source_ids: Sequence[int], target_ids: Sequence[int]
 ) -> None:
@@ -89,17 +106,7 @@ def copy_blocks(
     and where both daemons share the cores each block would wait for the slowest of them: that has
     been seen to cost a factor of 60, and on idle cores plain copying is no slower.
     """
-    if source_kv.shape[1:] != target_kv.shape[1:] or source_kv.dtype != target_kv.dtype:
-        raise CopyError(
-            f"blocks of {[*source_kv.shape[1:]]} {source_kv.dtype} are not blocks of "
-            f"{[*target_kv.shape[1:]]} {target_kv.dtype}"
-        )
-    if len(source_ids) != len(target_ids):
-        raise CopyError(f"{len(source_ids)} blocks cannot be copied to {len(target_ids)}")
-    if len(set(target_ids)) != len(target_ids):
-        raise CopyError("a target block is named twice")
-    _check_ids("source", source_ids, source_kv.shape[0])
-    _check_ids("target", target_ids, target_kv.shape[0])
+    check_copy(source_kv, target_kv, source_ids, target_ids)
     source_bytes, target_bytes = _bytes_by_block(source_kv), _bytes_by_block(target_kv)
     for source, target, num_blocks in runs(source_ids, target_ids):
         np.copyto(

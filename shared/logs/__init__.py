@@ -22,10 +22,16 @@ from typing import Protocol, cast
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor
 
-from shared.logs.processors import cap_values, console_renderer, render_json, stamp
+from shared.logs.processors import (
+    cap_values,
+    console_renderer,
+    never_raising,
+    render_json,
+    stamp,
+)
 from shared.logs.writer import LogWriter
 
-__all__ = ["LogWriter", "configure", "get_logger"]
+__all__ = ["LogWriter", "configure", "get_logger", "set_level"]
 
 LOG_DROPPED = "log.dropped"
 LIBRARY_LOGGED = "library.logged"
@@ -77,15 +83,13 @@ def configure(
         return cast("bytes", render(None, "warning", event))
 
     writer = LogWriter(fd, render_dropped=render_dropped)
-    threshold = logging.getLevelNamesMapping()[level.upper()]
+    threshold = _threshold(level)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             stamping,
-            structlog.processors.format_exc_info,
-            cap_values,
-            render,
+            never_raising([structlog.processors.format_exc_info, cap_values, render], render),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
         context_class=dict,
@@ -96,6 +100,21 @@ def configure(
     _capture_stdlib(writer, threshold)
     _capture_uncaught(writer)
     return writer
+
+
+def set_level(level: str) -> None:
+    """Log from this level on, after `configure`; loggers that were bound before keep theirs.
+
+    Args:
+        level: debug, info, warning or error.
+    """
+    threshold = _threshold(level)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(threshold))
+    logging.getLogger().setLevel(threshold)
+
+
+def _threshold(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
 
 
 class _QueueLogger:

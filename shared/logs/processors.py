@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import msgspec
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, Processor, ProcessorReturnValue, WrappedLogger
 
 MAX_LINE_BYTES = 8192
 """journald splits lines at 48 KiB, pipes at 4 KiB are atomic; a screen holds about 8 KiB."""
@@ -22,6 +23,9 @@ MAX_TEXT_CHARACTERS = 1024
 
 MAX_TRACEBACK_CHARACTERS = 4096
 """The end of a traceback, which is where the fault is."""
+
+MAX_HASHED_BYTES = 4096
+"""Of a bytes value, for its hash: tells handles and keys apart, and takes microseconds."""
 
 MAX_ITEMS = 16
 """Longest list or map that is shown whole: a block table has thousands of ids."""
@@ -48,6 +52,28 @@ def stamp(daemon: str) -> Processor:
     return add
 
 
+def never_raising(processors: Sequence[Processor], render: Processor) -> Processor:
+    """Return the processors as one that never raises: whoever logs must not fail by it.
+
+    Args:
+        processors: They may meet values whose own code raises; the last one renders.
+        render: Renders what is told in place of a line that could not be.
+    """
+
+    def process(logger: WrappedLogger, method: str, event: EventDict) -> ProcessorReturnValue:
+        head = {key: event[key] for key in _HEAD if key in event}
+        result: ProcessorReturnValue = event
+        try:
+            for processor in processors:
+                result = processor(logger, method, result)  # type: ignore[arg-type]
+        except Exception as error:  # a border: the values are foreign code
+            fault = {"unrendered": f"its values failed: {type(error).__name__}"}
+            return render(logger, method, {**head, **fault})
+        return result
+
+    return process
+
+
 def cap_values(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Make every value short and harmless, and then the line as a whole."""
     for key, value in event.items():
@@ -68,20 +94,21 @@ def cap(value: object, depth: int = 0) -> object:
         case str():
             return _cap_text(value)
         case bytes() | bytearray() | memoryview():
-            digest = hashlib.sha256(value).hexdigest()[:16]
-            return f"<{len(bytes(value))} bytes, sha256 {digest}…>"
+            view = memoryview(value).cast("B")
+            digest = hashlib.sha256(view[:MAX_HASHED_BYTES]).hexdigest()[:16]
+            return f"<{view.nbytes} bytes, sha256 {digest}…>"
         case Mapping() | Sequence() | set() | frozenset() if depth >= MAX_DEPTH:
             return f"<{type(value).__name__} of {len(value)}>"
         case Mapping():
             shown = {
                 _cap_text(str(key)): cap(item, depth + 1)
-                for key, item in list(value.items())[:MAX_ITEMS]
+                for key, item in islice(value.items(), MAX_ITEMS)
             }
             if len(value) > MAX_ITEMS:
                 shown["…"] = f"and {len(value) - MAX_ITEMS} more"
             return shown
         case Sequence() | set() | frozenset():
-            items = [cap(item, depth + 1) for item in list(value)[:MAX_ITEMS]]
+            items = [cap(item, depth + 1) for item in islice(value, MAX_ITEMS)]
             if len(value) > MAX_ITEMS:
                 items.append(f"… and {len(value) - MAX_ITEMS} more")
             return items

@@ -7,6 +7,7 @@ dropped and counted, and the count itself is logged as soon as a line can be wri
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import select
@@ -18,6 +19,30 @@ MAX_LINES = 4096
 
 MAX_BATCH_LINES = 256
 """Lines joined into one write when many wait."""
+
+
+class _DropCount:
+    """A count that any thread adds to, without a lock.
+
+    Whoever holds a lock can be interrupted by a destructor that logs, in the same thread, and
+    would then wait for itself.  `next` on a counter is one C call, which nothing interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._calls = itertools.count()
+        self._num_looks = 0
+        self._look_lock = threading.Lock()
+
+    def add(self) -> None:
+        """Count one line."""
+        next(self._calls)
+
+    def value(self) -> int:
+        """Return the count; looking at the counter moves it, so looks are subtracted."""
+        with self._look_lock:
+            num_calls = next(self._calls)
+            self._num_looks += 1
+            return num_calls - self._num_looks + 1
 
 
 class LogWriter:
@@ -38,9 +63,8 @@ class LogWriter:
         # SimpleQueue's put is one C call that cannot be interrupted half-way, so a line logged
         # by a destructor in the middle of another put does not dead-lock.
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._num_dropped = 0
+        self._drops = _DropCount()
         self._num_reported = 0
-        self._drop_lock = threading.Lock()
         self._closed = False
         self._on_shutdown: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
@@ -49,12 +73,12 @@ class LogWriter:
     @property
     def num_dropped(self) -> int:
         """Lines that were never written because the queue was full or the descriptor failed."""
-        return self._num_dropped
+        return self._drops.value()
 
     def put(self, line: bytes) -> None:
         """Queue one line, its newline included.  Never blocks, never raises."""
         if self._closed or self._lines.qsize() >= self._max_lines:
-            self._drop(1)
+            self._drops.add()
         else:
             self._lines.put(line)
 
@@ -76,10 +100,6 @@ class LogWriter:
         self._thread.join(deadline_s)
         return not self._thread.is_alive()
 
-    def _drop(self, num_lines: int) -> None:
-        with self._drop_lock:
-            self._num_dropped += num_lines
-
     def _run(self) -> None:
         is_open = True
         while is_open:
@@ -94,11 +114,12 @@ class LogWriter:
                 is_open = False
             lines = [line for line in batch if line is not None]
             if not self._write(b"".join(lines)):
-                self._drop(len(lines))
+                for _ in lines:
+                    self._drops.add()
             self._report_dropped()
 
     def _report_dropped(self) -> None:
-        num_dropped = self._num_dropped
+        num_dropped = self._drops.value()
         if num_dropped > self._num_reported and self._write(
             self._render_dropped(num_dropped - self._num_reported)
         ):

@@ -9,6 +9,7 @@ Both daemons use it: prefilld for the first token, decoded for the rest.  The ru
 - A stop id ends the answer.  It was sampled, so it is delivered; it gives no text.
 - A stop string ends the answer.  The text ends before it; all ids sampled so far are delivered.
 - At `max_tokens` the answer ends, with all ids, and U+FFFD for a character that stayed incomplete.
+- The first `min_tokens` ids end nothing: their text is not searched for stop strings.
 
 Nothing here but the ids decides, so whoever has the sampled ids can rebuild the state (`replay`).
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from shared.model.detokenizer import Detokenizer
-from shared.model.stops import StopMatcher
+from shared.model.stops import StopMatcher, StopResult
 
 FinishReason = Literal["stop", "length"]
 
@@ -56,6 +57,7 @@ class AnswerAssembler:
     Args:
         token_bytes: What a token adds to the text, such as `Tokenizer.token_bytes`.
         max_tokens: The answer ends with this many ids, counting replayed ones; at least 1.
+        min_tokens: Ids that end nothing, counting replayed ones; at most `max_tokens`.
         stop_ids: Ids that end the answer: the model's own (unless they are ignored) and the
             request's.
         stop_strings: Texts that end the answer, none of them empty.
@@ -69,12 +71,13 @@ class AnswerAssembler:
         token_bytes: Callable[[int], bytes],
         *,
         max_tokens: int,
+        min_tokens: int = 0,
         stop_ids: Set[int] = frozenset(),
         stop_strings: Iterable[str] = (),
     ) -> None:
         self._detokenizer = Detokenizer(token_bytes)
         self._stops = StopMatcher(stop_strings)
-        self._max_tokens, self._stop_ids = max_tokens, stop_ids
+        self._max_tokens, self._min_tokens, self._stop_ids = max_tokens, min_tokens, stop_ids
         self._num_released = 0  # ids at a mark that was passed
         self._floor = 0  # ids below are with the client, released or not
         self._ids: list[int] = []  # sampled, not released
@@ -102,7 +105,7 @@ class AnswerAssembler:
         """Take the next sampled id; return what may leave now.  Not after the answer's end."""
         assert self._finish is None, "an id was sampled behind the answer's end"
         self._ids.append(token_id)
-        if token_id in self._stop_ids:
+        if token_id in self._stop_ids and self.num_sampled > self._min_tokens:
             self._end("stop")
         else:
             self._take(self._detokenizer.push(token_id))
@@ -142,7 +145,8 @@ class AnswerAssembler:
 
     def _take(self, text: str) -> None:
         """Add text to what waits, and mark the place if ids and text are level there."""
-        result = self._stops.push(text)
+        can_stop = self.num_sampled > self._min_tokens
+        result = self._stops.push(text) if can_stop else StopResult(text, None)
         self._keep(result.text)
         if result.matched is not None:
             self._finish = "stop"

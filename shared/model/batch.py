@@ -33,6 +33,8 @@ class ForwardBatch:
     The last layer is computed for no others, and where none is wanted, as in the middle of a
     prompt, it ends with its keys and values.
     """
+    output_index: Tensor | None = None
+    """[num_outputs] int64: `output_rows` on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -110,17 +110,29 @@ class Llama:
             if is_last and rows == ():
                 return residual[:0]
             if is_last and rows is not None and len(rows) < num_tokens:
-                # Slices, since a list of indices would be copied to a GPU, and waited for.
-                query, residual = (
-                    torch.cat([numbers[row : row + 1] for row in rows])
-                    for numbers in (query, residual)
-                )
+                assert batch.output_index is not None
+                query, residual = query[batch.output_index], residual[batch.output_index]
                 spans = tuple(row_spans(spans, rows, block_size=kv.shape[4]))
             attended = ops.prefill_attention(query, kv_layer, spans, scale=spec.head_dim**-0.5)
             ops.add_linear(residual, attended.flatten(1), layer.o)
             gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)
         return residual
+
+    def prepare_prefill(self, kv: Tensor, *, max_query_len: int, max_context_len: int) -> None:
+        """Have everything compiled that `forward` may need; seconds on a GPU, nothing on a CPU.
+
+        Args:
+            kv: The pool, of which only shape and type matter.
+            max_query_len: Longest chunk of a prompt, in tokens.
+            max_context_len: Longest context, in tokens.
+        """
+        self._ops.prepare_prefill(
+            kv[:, 0],
+            num_heads=self.spec.num_heads,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
 
     def prepare_decode(self, *, max_batch: int, max_context_len: int) -> None:
         """Take the memory that `decode` works in; once, before its first call and before capture.
@@ -183,9 +195,15 @@ class Llama:
         Returns:
             [num_rows] int64.
         """
+        return self.likeliest_with_logits(hidden)[0]
+
+    def likeliest_with_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what `likeliest` does, and all logits where they had to be computed for it."""
         if self._greedy_head is None:
-            return self._ops.argmax(self.logits(hidden))
-        return self._greedy_head.argmax(rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps))
+            logits = self.logits(hidden)
+            return self._ops.argmax(logits), logits
+        normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
+        return self._greedy_head.argmax(normed), None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores of all tokens to come after each row.

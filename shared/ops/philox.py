@@ -20,19 +20,24 @@ UNIFORM_BITS = 23
 """A float32 holds 24 bits, and half a step is added so that 0 and 1 are never reached."""
 
 
-def philox(counter: tuple[Tensor, int, int, int], key: tuple[int, int]) -> tuple[Tensor, ...]:
+Word = int | Tensor
+"""In [0, 2^32); a tensor of them is int64."""
+
+
+def philox(counter: tuple[Tensor, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Tensor, ...]:
     """Return the four output words for every counter.
 
     Args:
-        counter: Four words in [0, 2^32), the first one an int64 tensor of any shape.
-        key: Two words in [0, 2^32).
+        counter: Four words, the first one a tensor of any shape; tensors among the others, and in
+            `key`, broadcast to it.
+        key: Two words.
 
     Returns:
         Four int64 tensors of that shape, in [0, 2^32).
     """
     # int64 is what torch multiplies everywhere.  A product of two words wraps around to the
     # right 64 bits; the shift is arithmetic, and the mask then drops the copies of the sign.
-    c0, (c1, c2, c3) = counter[0], (torch.full_like(counter[0], word) for word in counter[1:])
+    c0, (c1, c2, c3) = counter[0], (torch.zeros_like(counter[0]) + word for word in counter[1:])
     k0, k1 = key
     for _ in range(NUM_ROUNDS):
         product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
@@ -58,5 +63,25 @@ def uniform(indices: Tensor, *, position: int, seed: int) -> Tensor:
     Returns:
         [n] float32, multiples of 2^-24 that are neither 0 nor 1.
     """
-    first, *_ = philox((indices, position, 0, 0), (seed & WORD_MASK, seed >> 32))
+    return _uniform(indices, position, seed & WORD_MASK, seed >> 32)
+
+
+def uniform_rows(num_indices: int, *, positions: Tensor, seed_words: Tensor) -> Tensor:
+    """Return for each row what `uniform` gives for the indices from 0 on, on the rows' device.
+
+    Args:
+        num_indices: Numbers a row.
+        positions: [batch] int64 in [0, 2^32).
+        seed_words: [batch, 2] int64 in [0, 2^32), each row a seed's low word and high word.
+
+    Returns:
+        [batch, num_indices] float32.
+    """
+    indices = torch.arange(num_indices, device=positions.device).expand(len(positions), -1)
+    low, high = seed_words.unsqueeze(-1).unbind(1)
+    return _uniform(indices, positions.unsqueeze(1), low, high)
+
+
+def _uniform(indices: Tensor, position: Word, seed_low: Word, seed_high: Word) -> Tensor:
+    first, *_ = philox((indices, position, 0, 0), (seed_low, seed_high))
     return ((first >> (32 - UNIFORM_BITS)).float() + 0.5) * 2.0**-UNIFORM_BITS

@@ -14,6 +14,7 @@ else it raises is a failure: a traceback in the log and exit code 1.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ import click
 from shared.config.options import ConfigFlags, config_options
 from shared.config.paths import prepare_socket_directory
 from shared.errors import ExitCode, KvpairError
+from shared.service.notify import NOTIFY_VARIABLE
 from shared.version import __version__
 
 if TYPE_CHECKING:  # the frame imports asyncio, structlog and more, which `--help` does not need
@@ -50,11 +52,21 @@ def run_daemon(
         section = getattr(resolved.config, name)
         prepare_socket_directory(Path(section.socket).parent, group=section.group)
     except KvpairError as error:
-        click.echo(f"{name}: {error}", err=True)
-        sys.exit(error.exit_code)
-    from shared.service.frame import serve  # noqa: PLC0415  see TYPE_CHECKING above
+        _refuse(name, error)
+    from shared.service.process import serve  # noqa: PLC0415  see TYPE_CHECKING above
 
-    serve(name, resolved, app)
+    serve(name, app, resolve=flags.resolve, resolved=resolved)
+
+
+def _refuse(name: DaemonName, error: KvpairError) -> NoReturn:
+    """Say in one line why the daemon does not run, and leave."""
+    if NOTIFY_VARIABLE in os.environ:
+        from shared.service.process import log_refusal  # noqa: PLC0415  as above
+
+        log_refusal(name, error)
+    else:
+        click.echo(f"{name}: {error}", err=True)
+    sys.exit(error.exit_code)
 
 
 def _parse(name: DaemonName, argv: Sequence[str] | None) -> ConfigFlags:

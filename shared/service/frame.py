@@ -3,7 +3,7 @@
 signal      first SIGTERM or SIGINT            `draining` is set; the app finishes what it began
             while still loading                the app is cancelled at once
             second                             exit at once
-            SIGHUP                             logged, ignored
+            SIGHUP                             limits and log level are read again
 deadline    `drain_timeout_s` after `drain`    the app is cancelled
 failure     `fatal`, from any thread           logged; the app is cancelled; exit 1 within 5 s
                                                even when some thread or the loop itself hangs
@@ -13,32 +13,29 @@ refusal     the app raises a KvpairError       one line without a traceback; its
 from __future__ import annotations
 
 import asyncio
-import enum
 import os
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, Literal, NoReturn
-
-import uvloop
+from typing import Any, NoReturn
 
 from protocol.errors import UnixSocketError
 from shared import logs
-from shared.clock import NS_PER_S, Clock, SystemClock
+from shared.clock import NS_PER_S, Clock
 from shared.config import Config, ResolvedConfig
 from shared.errors import ExitCode, KvpairError
 from shared.logs import LogWriter
 from shared.metrics import Metrics
+from shared.service.heartbeat import Engine
 from shared.service.notify import Notifier
+from shared.service.reload import reload_config
+from shared.service.standing import Standing
+from shared.service.states import DaemonName, DaemonState
 from shared.version import __version__
 
-DaemonName = Literal["prefilld", "decoded"]
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long the engine thread may hold the GIL while the loop wants it.  Python's own 5 ms would
-be added to every message that arrives in the middle of a step."""
+__all__ = ["DaemonName", "DaemonState", "Service"]
 
 FAILURE_DEADLINE_S = 4.0
 """From `fatal` to the end of the process, whatever hangs; five seconds are promised."""
@@ -53,15 +50,6 @@ LOG_FLUSH_S = 1.0
 """For the last lines, which a stuck reader may refuse."""
 
 
-class DaemonState(enum.StrEnum):
-    """What a daemon is doing, as STATUS tells it."""
-
-    LOADING = "loading"
-    WAITING = "waiting-for-peer"
-    SERVING = "serving"
-    DRAINING = "draining"
-
-
 class Service:
     """What a daemon's app is given: its configuration, its logs and metrics, its way out.
 
@@ -73,21 +61,31 @@ class Service:
         *,
         name: DaemonName,
         resolved: ResolvedConfig,
+        reread: Callable[[], ResolvedConfig],
         writer: LogWriter,
         notifier: Notifier,
+        watchdog_s: float | None = None,
         clock: Clock,
     ) -> None:
         self.name = name
         self.resolved = resolved
+        """Replaced as a whole when the configuration is read again: hold nothing of `limits`."""
         self.clock = clock
-        self.metrics = Metrics()
+        self.metrics = Metrics(name)
         self.log = logs.get_logger()
         self.draining = asyncio.Event()
         """Set once the daemon was told to stop."""
+        self._reread = reread
         self._writer = writer
-        self._notifier = notifier
+        self._standing = Standing(
+            name=name,
+            model=resolved.config.model.path,
+            notifier=notifier,
+            watchdog_s=watchdog_s,
+            clock=clock,
+            log=self.log,
+        )
         self._started_ns = clock.monotonic_ns()
-        self._state = DaemonState.LOADING
         self._drain_ends_ns: int | None = None
         self._was_loading = False
         self._failed = asyncio.Event()
@@ -100,6 +98,13 @@ class Service:
             "Log lines that could not be written.",
             lambda: writer.num_dropped,
         )
+        self.metrics.gauges_from(
+            "kvpair_state",
+            "1 for the state that the daemon is in, 0 for all others.",
+            "state",
+            lambda: {state.value: float(state is self.state) for state in DaemonState},
+        )
+        self.metrics.gauge("kvpair_build_info", "Always 1.", ["version"]).labels(__version__).set(1)
 
     @property
     def config(self) -> Config:
@@ -114,26 +119,38 @@ class Service:
     @property
     def state(self) -> DaemonState:
         """The present state."""
-        return self._state
+        return self._standing.state
+
+    def attend(
+        self,
+        engine: Engine,
+        *,
+        num_requests: Callable[[], int],
+        is_peer_starting: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Have the daemon looked after: its engine watched, its work told to the manager.
+
+        Args:
+            engine: What has to move for the watchdog to be fed.
+            num_requests: Returns how many requests are the daemon's now.
+            is_peer_starting: Returns whether the peer is there and not ready yet, for which a
+                daemon that cannot be ready without it is given time.
+        """
+        self._standing.attend(engine, num_requests=num_requests, is_peer_starting=is_peer_starting)
+
+    def loaded(self, num_bytes: int, num_total_bytes: int) -> None:
+        """Take note of how much of the model is loaded; from any thread."""
+        self._standing.heartbeat.loaded(num_bytes, num_total_bytes)
 
     def set_state(self, state: DaemonState) -> None:
         """Enter a state: log it, tell the service manager.  DRAINING is never left again."""
-        if state is self._state or self._state is DaemonState.DRAINING:
-            return
-        was_loading = self._state is DaemonState.LOADING
-        self._state = state
-        self.log.info("state.entered", state=state.value)
-        if state is DaemonState.DRAINING:
-            self._notifier.stopping(state)
-        elif was_loading:
-            self._notifier.ready(state)
-        else:
-            self._notifier.status(state)
+        if self.state not in (state, DaemonState.DRAINING):
+            self._standing.enter(state, stop_within_s=self.drain_remaining_s())
 
     def status(self) -> dict[str, object]:
         """Return what both daemons' STATUS have in common."""
         return {
-            "state": self._state.value,
+            "state": self.state.value,
             "version": __version__,
             "uptime_s": round((self.clock.monotonic_ns() - self._started_ns) / NS_PER_S, 3),
             "pid": os.getpid(),
@@ -160,8 +177,8 @@ class Service:
         self._drain_ends_ns = self.clock.monotonic_ns() + round(
             self.config.limits.drain_timeout_s * NS_PER_S
         )
-        self.log.info("drain.started", reason=reason, was=self._state.value)
-        self._was_loading = self._state is DaemonState.LOADING
+        self.log.info("drain.started", reason=reason, was=self.state.value)
+        self._was_loading = self.state is DaemonState.LOADING
         self.set_state(DaemonState.DRAINING)
         self.draining.set()
 
@@ -186,9 +203,8 @@ class Service:
         self._loop.set_exception_handler(self._on_loop_exception)
         for signum in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(signum, self._on_stop_signal, signum)
-        self._loop.add_signal_handler(
-            signal.SIGHUP, lambda: self.log.info("reload.ignored", reason="not supported")
-        )
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
+        self.spawn(self._standing.heartbeat.run(), name="heartbeat")
         main = asyncio.ensure_future(app(self))
         watchers = [
             asyncio.ensure_future(self._failed.wait()),
@@ -208,6 +224,7 @@ class Service:
             refusal = _refusal(error)
             if refusal is not None and self._failure is None:
                 self.log.error("daemon.refused", error=str(error), exit_code=refusal.value)
+                self._standing.refused(str(error))
                 return refusal
             self.fatal(error)
         elif self._failure is None and not self.draining.is_set():
@@ -237,6 +254,20 @@ class Service:
         await asyncio.sleep(self.drain_remaining_s())
         self.log.warning("drain.expired", timeout_s=self.config.limits.drain_timeout_s)
 
+    def _reload(self) -> None:
+        """Read the configuration again and take what can be taken while serving."""
+        with self._standing.reloading():
+            try:
+                reload = reload_config(self.resolved, self._reread())
+            except KvpairError as error:
+                self.log.error("reload.refused", error=str(error))  # noqa: TRY400  the user's fault
+                return
+            self.resolved = reload.resolved
+            logs.set_level(self.config.log.level)
+            self.log.info("reload.done", changed=dict(reload.changed))
+            if reload.needs_restart:
+                self.log.warning("reload.needs-restart", keys=list(reload.needs_restart))
+
     def _on_stop_signal(self, signum: signal.Signals) -> None:
         if self.draining.is_set():
             self.log.warning("drain.interrupted", signal=signum.name)
@@ -262,25 +293,3 @@ def _refusal(error: BaseException) -> ExitCode | None:
     if isinstance(error, UnixSocketError):  # another instance, or no right to make the socket
         return ExitCode.CONFIG
     return None
-
-
-def serve(
-    name: DaemonName, resolved: ResolvedConfig, app: Callable[[Service], Awaitable[None]]
-) -> NoReturn:
-    """Run a daemon in this process until it ends, and the process with it."""
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    log = resolved.config.log
-    writer = logs.configure(level=log.level, log_format=log.format, daemon=name)
-    service = Service(
-        name=name,
-        resolved=resolved,
-        writer=writer,
-        notifier=Notifier.from_environ(os.environ),
-        clock=SystemClock(),
-    )
-    service.log.info("daemon.started", version=__version__, pid=os.getpid())
-    for warning in resolved.warnings:
-        service.log.warning("config.questionable", message=warning)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        exit_code = runner.run(service.run(app))
-        service.finish(exit_code)  # in here, so that closing the runner cannot outlast it

@@ -19,7 +19,8 @@ import pytest
 
 from protocol import messages as wire
 from protocol.client import Client
-from protocol.errors import ConnectionLostError, RequestError, UnixSocketError
+from protocol.errors import ConnectionLostError, RequestError
+from protocol.resuming import DEFAULT_MAX_ATTEMPTS, ResumePolicy
 from tests.support.pair import DAEMONS, DaemonName, Pair, wait_until
 from tests.support.raw_peer import RawPeer
 
@@ -78,9 +79,13 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def asker(pair: Pair, threads: ThreadPoolExecutor) -> Ask:
+def asker(
+    pair: Pair, threads: ThreadPoolExecutor, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS
+) -> Ask:
+    policy = ResumePolicy(max_attempts=max_attempts)
+
     def ask(prompt: list[int], **options: Any) -> Future[Answer]:  # noqa: ANN401
-        client = Client(pair.socket, timeout_s=60)
+        client = Client(pair.socket, timeout_s=60, resume_policy=policy)
         return threads.submit(client.generate, prompt, ignore_eos=True, **options)
 
     return ask
@@ -246,7 +251,8 @@ def test_half_announced_prompts_are_dropped_when_prefilld_is_killed(
     pair: Pair, threads: ThreadPoolExecutor
 ) -> None:
     before = chunks_announced(pair)
-    answer = asker(pair, threads)(prompt_of(LONG_PROMPT_TOKENS), max_tokens=4)
+    ask = asker(pair, threads, max_attempts=0)
+    answer = ask(prompt_of(LONG_PROMPT_TOKENS), max_tokens=4)
     wait_until(lambda: chunks_announced(pair) > before + 2, what="chunks are under way")
     assert blocks(pair, "decoded", "free") < blocks(pair, "decoded", "total") - 1
     pair.kill("prefilld")
@@ -264,7 +270,7 @@ def test_a_handoff_in_the_queue_of_a_killed_prefilld_ends_cleanly(
 ) -> None:
     """It was never adopted, decoded being stopped; the client sees the end and may ask again."""
     pair.signal("decoded", signal.SIGSTOP)
-    answer = asker(pair, threads)(prompt_of(40), max_tokens=100)
+    answer = asker(pair, threads, max_attempts=0)(prompt_of(40), max_tokens=100)
     wait_until(lambda: queue(pair, "sent") == 1, what="HANDOFF is on its way")
     pair.kill("prefilld")
     pair.signal("decoded", signal.SIGCONT)
@@ -284,7 +290,7 @@ def test_a_handoff_in_the_queue_of_a_killed_prefilld_ends_cleanly(
 def test_clients_hear_how_much_they_have_when_decoded_is_killed(
     pair: Pair, threads: ThreadPoolExecutor
 ) -> None:
-    ask = asker(pair, threads)
+    ask = asker(pair, threads, max_attempts=0)
     prompts = [prompt_of(30 + salt, salt) for salt in FOUR]
     whole = [ask(prompt, max_tokens=LONG_ANSWER_TOKENS) for prompt in prompts]
     undisturbed = [answer.result(timeout=60).ids for answer in whole]
@@ -609,38 +615,3 @@ def test_what_was_never_written_in_prefillds_pool_is_never_read(pair: Pair) -> N
     assert num_bytes >= 1_000 * block_bytes
     after = [pair.client.generate(p, max_tokens=20, ignore_eos=True).ids for p in prompts]
     assert after == before
-
-
-def test_every_answer_is_whole_whatever_is_killed_when(
-    pair: Pair, threads: ThreadPoolExecutor
-) -> None:
-    """Clients resume until they are through; the kills fall wherever they fall."""
-    prompts = [prompt_of(10 + 150 * number, number) for number in range(6)]
-    undisturbed = [
-        pair.client.generate(prompt, max_tokens=400, ignore_eos=True).ids for prompt in prompts
-    ]
-
-    def ask(prompt: list[int]) -> tuple[int, ...]:
-        resume = None
-        while True:
-            client = Client(pair.socket, timeout_s=60)
-            had = tuple(resume.ids) if resume is not None else ()
-            try:
-                rest = client.generate(prompt, max_tokens=400, ignore_eos=True, resume=resume).ids
-            except ConnectionLostError as error:
-                resume = error.resume or resume
-            except RequestError as error:
-                if not error.retryable:
-                    raise
-            except UnixSocketError:
-                wait_until(lambda: pair.state("prefilld") is not None, timeout_s=60)
-            else:
-                return had + rest
-
-    answers = [threads.submit(ask, prompt) for prompt in prompts]
-    victims: tuple[DaemonName, ...] = ("decoded", "prefilld", "decoded")
-    for victim in victims:
-        wait_until(lambda: num_running(pair) > 0 or all(a.done() for a in answers), timeout_s=30)
-        pair.kill(victim)
-        pair.restart(victim)
-    assert [answer.result(timeout=60) for answer in answers] == undisturbed

@@ -13,17 +13,54 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shared.ops.philox import uniform
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
     from transformers import LlamaForCausalLM
 
+    from shared.ops.sampling import SamplingParams
+
 MIN_MARGIN = 1e-3
 """Below this lead of the best token over the second, either may be chosen."""
 
 MAX_LOGIT_DIFFERENCE = 1e-3
 """What two float32 implementations may differ by; about 1e-4 is seen."""
+
+
+def check_repeated(
+    ids: Sequence[int],
+    solo: Sequence[int],
+    *,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    logits_of: Callable[[list[int]], Tensor],
+) -> None:
+    """Fail unless an answer equals the one that the same request got when it ran alone.
+
+    Args:
+        ids: The answer under test.
+        solo: The one that it got alone.
+        prompt_ids: What both answer.
+        sampling: How both were chosen; noise is part of the lead that counts.
+        logits_of: Returns the logits after every token, [num_tokens, vocab_size]; asked for the
+            prompt and the equal ids where the answers differ behind them.
+    """
+    assert len(ids) == len(solo)
+    num_equal = next(
+        (i for i, pair in enumerate(zip(ids, solo, strict=True)) if len({*pair}) > 1), -1
+    )
+    if num_equal < 0:
+        return
+    scores = logits_of([*prompt_ids, *solo[:num_equal]])[-1]
+    if not sampling.is_greedy:
+        indices = torch.arange(scores.shape[0])
+        noise = uniform(indices, position=len(prompt_ids) + num_equal, seed=sampling.seed)
+        scores = scores / sampling.temperature - torch.log(-torch.log(noise))
+    lead = float((scores[solo[num_equal]] - scores[ids[num_equal]]).abs())
+    assert lead < MIN_MARGIN, f"token {num_equal} differs, and by {lead}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

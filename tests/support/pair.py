@@ -62,12 +62,18 @@ class Pair:
         folder: An empty folder of a short path: sockets, configuration and logs go there.
         model: A model file, or a name of the catalogue.
         settings: `section.key` to value, over `SMALL`.
+        start_timeout_s: For both to serve.
     """
 
     def __init__(
-        self, folder: Path, *, model: Path | str, settings: Mapping[str, object] | None = None
+        self,
+        folder: Path,
+        *,
+        model: Path | str,
+        settings: Mapping[str, object] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        self.folder = folder
+        self.folder, self._start_timeout_s = folder, start_timeout_s
         self.socket = folder / "prefilld.sock"
         self.decoded_socket = folder / "decoded.sock"
         self.client = Client(self.socket, timeout_s=120)
@@ -186,7 +192,7 @@ class Pair:
                     raise AssertionError(f"{name} ended with {process.returncode}:\n{self.tail()}")
             return all(self.state(name) == "serving" for name in DAEMONS)
 
-        wait_until(is_serving, timeout_s=START_TIMEOUT_S, what="the pair serves")
+        wait_until(is_serving, timeout_s=self._start_timeout_s, what="the pair serves")
 
     def is_settled(self) -> bool:
         """Whether nothing is in flight: every block of both pools is free or reserved."""

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from shared.daemon.model_host import ModelHost
 from shared.service.frame import DaemonName
-from tests.unit.decoded.world import World
+from tests.unit.decoded.world import MakeTurns, World, eager_turns
 from tests.unit.shared.daemon.kit import RecordingService, run
 
 
@@ -21,8 +21,14 @@ def daemon_name() -> DaemonName:
 
 
 @pytest.fixture
+def make_turns() -> MakeTurns:
+    """How the engine takes turns, unless a test asks for others."""
+    return eager_turns
+
+
+@pytest.fixture
 def play(
-    make_service: Callable[..., RecordingService], host: ModelHost
+    make_service: Callable[..., RecordingService], host: ModelHost, make_turns: MakeTurns
 ) -> Callable[..., list[Any]]:
     """Run a scene in decoded's inner rooms; keyword arguments are settings."""
 
@@ -32,7 +38,7 @@ def play(
         service = make_service(**settings)
 
         async def whole() -> None:
-            world = World(service, host)
+            world = World(service, host, make_turns)
             try:
                 await scene(world)
             finally:

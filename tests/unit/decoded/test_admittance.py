@@ -7,16 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from decoded.admittance import (
-    check_chunk,
-    check_handoff,
-    contradiction,
-    descriptors_lost,
-    judge_hello,
-    link_busy,
-    too_slow,
-    unmappable,
-)
+from decoded.admittance import check_chunk, check_handoff, judge_hello
 from protocol import messages as wire
 from protocol.codec import validate
 from protocol.errors import CODES, InvalidMessageError
@@ -38,9 +29,25 @@ HELLO = wire.Hello(
 )
 
 
-def judge(uid: int = 5, **changes: Any) -> wire.Refuse | None:  # noqa: ANN401 - HELLO's fields
+def judge(
+    uid: int = 5,
+    ours: tuple[str, str] = ("memfd", "cpu"),
+    **changes: Any,  # noqa: ANN401 - HELLO's fields
+) -> wire.Refuse | None:
     hello = msgspec.structs.replace(HELLO, **changes)
-    return judge_hello(hello, instance=OURS, uid=uid, allowed_uids={5, 0}, fields=FIELDS)
+    return judge_hello(
+        hello,
+        instance=OURS,
+        uid=uid,
+        allowed_uids={5, 0},
+        fields=FIELDS,
+        backend=ours[0],
+        device=ours[1],
+    )
+
+
+def judge_gpu(ours: str = "GPU-a", **changes: Any) -> wire.Refuse | None:  # noqa: ANN401 - as above
+    return judge(ours=("cuda", ours), **({"backend": "cuda", "device": "GPU-a"} | changes))
 
 
 def instance(**changes: Any) -> wire.Instance:  # noqa: ANN401 - INSTANCE's fields
@@ -84,6 +91,60 @@ def test_a_difference_is_refused_and_named_with_both_values(
     assert refuse.message
 
 
+@pytest.mark.parametrize("ours", ["GPU-a", "GPU-b"])
+def test_a_prefilld_on_a_gpu_is_taken(ours: str) -> None:
+    """On one or on two; the driver and the proof say the rest."""
+    assert judge_gpu(ours) is None
+
+
+def test_two_pid_namespaces_are_no_reason_while_the_pids_differ() -> None:
+    """Memory has been opened across them; only equal pids are taken for the own process."""
+    assert judge_gpu(instance=instance(pid_namespace=3)) is None
+    refuse = judge_gpu(instance=instance(pid=OURS.pid, pid_namespace=3))
+    assert refuse is not None
+    assert refuse.code == "same-pid"
+
+
+@pytest.mark.parametrize(
+    ("ours", "changes", "code", "field"),
+    [
+        ("GPU-a", {"backend": "memfd"}, "backend", "backend"),
+        ("GPU-a", {"device": "cpu"}, "invalid-message", "device"),
+        ("GPU-a", {"device": "0"}, "invalid-message", "device"),
+        ("GPU-a", {"instance": instance(shm_device=9)}, "shm", "shm_device"),
+        ("GPU-a", {"instance": instance(shm_device=0)}, "shm", "shm_device"),
+        ("MIG-a", {"device": "MIG-b"}, "peer-access", "device"),
+        ("GPU-a", {"device": "MIG-b"}, "peer-access", "device"),
+    ],
+)
+def test_what_cuda_cannot_cross_is_refused_before_anything_is_opened(
+    ours: str, changes: dict[str, Any], code: str, field: str
+) -> None:
+    """At the first request it would be a crash or silence."""
+    refuse = judge_gpu(ours, **changes)
+    assert refuse is not None
+    validate(refuse)
+    assert (refuse.code, refuse.field) == (code, field)
+    assert code in CODES
+    assert refuse.message
+
+
+def test_a_cure_that_does_not_help_on_a_gpu_is_not_told_there() -> None:
+    """CUDA's events do not open for another user, whatever is configured."""
+    for refuse, is_told in ((judge(uid=6), True), (judge_gpu(uid=6), False)):
+        assert refuse is not None
+        assert ("link_uid" in refuse.message) is is_told
+
+
+def test_one_part_of_a_gpu_may_serve_both() -> None:
+    assert judge_gpu("MIG-a", device="MIG-a") is None
+
+
+def test_shared_memory_does_not_need_one_dev_shm() -> None:
+    """The memfd travels by itself."""
+    assert judge(instance=instance(shm_device=9)) is None
+
+
 def test_a_user_who_may_not_is_told_nothing_else() -> None:
     """What we run is not everybody's business."""
     refuse = judge(uid=6, version=99, backend="cuda", fields={})
@@ -97,30 +158,6 @@ def test_another_version_is_named_before_what_follows_from_it() -> None:
     assert refuse.code == "version"
 
 
-@pytest.mark.parametrize(
-    ("refuse", "code", "said"),
-    [
-        (link_busy(pid=42), "link-busy", "prefilld 42 has the link"),
-        (contradiction("block 9 is not there"), "invalid-message", "block 9 is not there"),
-        (descriptors_lost(), "fd-lost", "LimitNOFILE"),
-        (unmappable("the pool has 3 bytes"), "size", "the pool has 3 bytes"),
-        (too_slow(2.5, 0.123_456), "slow-link", "min_bandwidth_gb_s"),
-    ],
-)
-def test_later_refusals_fit_the_wire_and_say_what_to_do(
-    refuse: wire.Refuse, code: str, said: str
-) -> None:
-    validate(refuse)
-    assert refuse.code == code
-    assert code in CODES
-    assert said in " ".join((refuse.ours, refuse.theirs, refuse.message))
-
-
-def test_a_slow_link_is_told_with_both_rates() -> None:
-    refuse = too_slow(2.5, 0.123_456)
-    assert ("2.5" in refuse.ours, refuse.theirs) == (True, "0.123")
-
-
 # --- each message's numbers ------------------------------------------------------------------
 
 LAYOUT = KVLayout(
@@ -128,12 +165,14 @@ LAYOUT = KVLayout(
 )
 NUM_SLOTS = 4
 VOCAB = 100
+LOGPROB = wire.TokenLogprob(logprob=-1.0, top_ids=[], top_logprobs=[])
 
 
 def test_a_chunk_within_the_pool_is_believed() -> None:
     check_chunk(CHUNK, LAYOUT, NUM_SLOTS)
     check_chunk(changed(CHUNK, first=1, blocks=[15], slot=3), LAYOUT, NUM_SLOTS)
     check_chunk(changed(CHUNK, blocks=[]), LAYOUT, NUM_SLOTS)
+    check_chunk(changed(CHUNK, event=7), LAYOUT, NUM_SLOTS, num_events=8)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +183,7 @@ def test_a_chunk_within_the_pool_is_believed() -> None:
         ({"blocks": [3, 3]}, "a block is named twice"),
         ({"blocks": [1, 2, 3]}, "3 blocks are named of 2 in all"),
         ({"first": 2, "blocks": [3]}, "1 blocks from 2 exceed 2"),
+        ({"event": 0}, "event 0 is not in a ring of 0"),
     ],
 )
 def test_a_chunk_that_contradicts_the_pool_is_refused(changes: dict[str, Any], fault: str) -> None:
@@ -160,6 +200,7 @@ def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
     check(ids=[41, 42, 43], num_tokens=12, resumed=2, delivered=3)
     check(prompt_tokens=17, num_tokens=17, blocks=[1, 2], total_blocks=2, max_tokens=15)
     check(ids=[VOCAB - 1])
+    check(prompt_set=bytes(13), logprobs=2, delivered=0, held_logprobs=[LOGPROB])
 
 
 @pytest.mark.parametrize(
@@ -179,6 +220,14 @@ def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
         ({"delivered": 2}, "2 of 1 ids cannot have been delivered"),
         ({"sampling": wire.Sampling()}, "the seed is not resolved"),
         ({"ids": [VOCAB]}, "token id 100 is outside the vocabulary of 100"),
+        ({"stop_ids": [VOCAB]}, "token id 100 is outside the vocabulary of 100"),
+        (
+            {"sampling": wire.Sampling(seed=1, logit_bias=[wire.LogitBias(id=VOCAB, bias=1.0)])},
+            "token id 100 is outside the vocabulary of 100",
+        ),
+        ({"prompt_set": bytes(12)}, "a set of tokens of 12 bytes is not one of a vocabulary of"),
+        ({"logprobs": 2, "delivered": 0}, "0 log-probabilities of 1 held ids"),
+        ({"held_logprobs": [LOGPROB]}, "1 log-probabilities of 0 held ids"),
     ],
 )
 def test_a_handoff_that_contradicts_pool_model_or_itself_is_refused(

@@ -34,7 +34,7 @@ class App:
     def __init__(self, service: RecordingService, host: ModelHost) -> None:
         self.service, self._host = service, host
         self.daemon = Decoded(
-            service, EngineThread(num_threads=1), open_listener(service.socket_path)
+            service, EngineThread(num_threads=1), open_listener(service.socket_path, environ={})
         )
         self.serving: asyncio.Task[None] | None = None
         self.prefillds: list[Prefilld] = []

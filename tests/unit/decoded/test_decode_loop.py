@@ -10,10 +10,24 @@ import pytest
 from protocol import messages as wire
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
-from tests.unit.decoded.world import World, answer_of, ids_of
+from tests.unit.decoded.world import (
+    MakeTurns,
+    World,
+    answer_of,
+    eager_turns,
+    ids_of,
+    overlapped_turns,
+)
 from tests.unit.shared.daemon.kit import turns, until
 
 Play = Callable[..., list[Any]]
+
+
+@pytest.fixture(params=[eager_turns, overlapped_turns])
+def make_turns(request: pytest.FixtureRequest) -> MakeTurns:
+    """Every scene is played with both kinds of turns."""
+    chosen: MakeTurns = request.param
+    return chosen
 
 
 def expected(host: ModelHost, *prompts: list[int], max_tokens: int = 6) -> list[list[int]]:
@@ -226,7 +240,7 @@ def test_without_work_the_loop_rests(play: Play) -> None:
         world.start()
         await turns()
         assert world.engine.num_submitted == 0
-        world.work.set()
+        world.loop.wake()
         await turns()
         assert world.engine.num_submitted == 0
 

@@ -11,8 +11,9 @@ import msgspec
 import pytest
 
 from decoded.lease_effects import BlockCopy
-from decoded.mapping import PeerPool
+from decoded.mapping import PeerPool, map_pool
 from protocol import messages as wire
+from shared.daemon.devices import CPU_DEVICE, Device
 from shared.kv.control_page import ControlPage
 from shared.kv.errors import LayoutError, PoolMappingError
 from shared.kv.layout import KVLayout
@@ -58,7 +59,7 @@ def peer() -> Iterator[Peer]:
 def test_a_mapping_reads_the_proof_and_the_blocks(peer: Peer) -> None:
     """Its own pool may be of another size."""
     digest = write_pattern(peer.pool, b"p" * 64)
-    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT, CPU_DEVICE)
     assert mapped.digest == digest
     assert mapped.bandwidth_gb_s > 0
     assert (mapped.layout.num_blocks, mapped.num_slots) == (8, 4)
@@ -68,7 +69,7 @@ def test_a_mapping_reads_the_proof_and_the_blocks(peer: Peer) -> None:
 
 
 def test_a_copy_is_valid_only_under_the_generation_on_the_page(peer: Peer) -> None:
-    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT, CPU_DEVICE)
     copy = BlockCopy(lease_id=1, slot=2, generation=1, sources=[1], targets=[1])
     assert not mapped.is_valid(copy)
     peer.page.publish(2, 1)
@@ -81,14 +82,14 @@ def test_a_copy_is_valid_only_under_the_generation_on_the_page(peer: Peer) -> No
 def test_a_mapping_outlives_its_descriptors_and_its_maker(peer: Peer) -> None:
     """Prefilld may die; what was adopted is still pulled."""
     peer.pool.kv[3] = 2.5
-    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT, CPU_DEVICE)
     peer.pool.close()
     assert float(mapped.kv[3].max()) == 2.5
     assert mapped.close()
 
 
 def test_a_mapping_that_is_still_looked_into_is_closed_later(peer: Peer) -> None:
-    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT)
+    mapped = PeerPool(peer.map_message(), peer.fds, LAYOUT, CPU_DEVICE)
     tensor = mapped.kv
     assert not mapped.close()
     assert float(tensor[1].sum()) == 0, "the memory is still there"
@@ -109,14 +110,49 @@ def test_a_pool_that_is_not_as_announced_is_not_mapped(
     peer: Peer, changes: dict[str, Any], fault: str
 ) -> None:
     with pytest.raises(PoolMappingError, match=fault):
-        PeerPool(peer.map_message(**changes), peer.fds, LAYOUT)
+        PeerPool(peer.map_message(**changes), peer.fds, LAYOUT, CPU_DEVICE)
 
 
 def test_a_pool_that_cannot_be_is_refused(peer: Peer) -> None:
     with pytest.raises(LayoutError, match="num_blocks"):
-        PeerPool(peer.map_message(num_blocks=1), peer.fds, LAYOUT)
+        PeerPool(peer.map_message(num_blocks=1), peer.fds, LAYOUT, CPU_DEVICE)
 
 
 def test_descriptors_in_the_wrong_order_are_no_pool(peer: Peer) -> None:
     with pytest.raises(PoolMappingError, match="the pool has 32 bytes"):
-        PeerPool(peer.map_message(), peer.fds[::-1], LAYOUT)
+        PeerPool(peer.map_message(), peer.fds[::-1], LAYOUT, CPU_DEVICE)
+
+
+def test_a_gpus_pool_that_does_not_open_is_refused_with_its_own_code(peer: Peer) -> None:
+    """What is wrong with it decides what to do about it."""
+    refuse = map_pool(
+        peer.map_message(pool_handle=b"h" * 63, event_handles=[b"e" * 64]),
+        [os.dup(fd) for fd in peer.fds],
+        layout=LAYOUT,
+        device=Device(name="GPU-a", index=0),
+        peer_device="GPU-a",
+        min_bandwidth_gb_s=None,
+    )
+    assert isinstance(refuse, wire.Refuse)
+    assert (refuse.code, refuse.ours) == ("handle", "a handle has 63 bytes, not 64")
+
+
+@pytest.mark.parametrize(("floor_gb_s", "is_taken"), [(None, True), (0.0, True), (1e6, False)])
+def test_the_floor_is_what_is_configured_or_goes_by_the_path(
+    peer: Peer, floor_gb_s: float | None, is_taken: bool
+) -> None:
+    """Shared memory has one kind of path, and takes any."""
+    pool = map_pool(
+        peer.map_message(),
+        [os.dup(fd) for fd in peer.fds],
+        layout=LAYOUT,
+        device=CPU_DEVICE,
+        peer_device="cpu",
+        min_bandwidth_gb_s=floor_gb_s,
+    )
+    if is_taken:
+        assert isinstance(pool, PeerPool)
+        assert pool.close()
+    else:
+        assert isinstance(pool, wire.Refuse)
+        assert pool.code == "slow-link"

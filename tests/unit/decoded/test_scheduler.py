@@ -15,6 +15,8 @@ from shared.kv.allocator import BlockAllocator
 @dataclass(eq=False)
 class Sequence:
     blocks: list[int]
+    num_in_flight: int = 0
+    wants_step: bool = True
 
 
 def make(num_free: int = 10, max_batch: int = 3) -> tuple[Scheduler[Sequence], BlockAllocator]:
@@ -52,6 +54,30 @@ def test_a_running_sequence_keeps_its_place_until_it_ends() -> None:
     scheduler.finish(sequence)
     assert scheduler.room == Room(free_blocks=10, free_sequences=1)
     allocator.check_integrity()
+
+
+def test_blocks_are_free_once_no_step_writes_them() -> None:
+    """A sequence may end while a step that it was launched in is running."""
+    scheduler, allocator = make()
+    sequence = Sequence(scheduler.reserve(4) or [])
+    scheduler.start(sequence)
+    for _ in range(2):
+        scheduler.launched([sequence])
+    scheduler.collected([sequence])
+    scheduler.finish(sequence)
+    assert (scheduler.next_batch(), scheduler.num_running) == ([], 0)
+    assert scheduler.room == Room(free_blocks=6, free_sequences=3)
+    scheduler.collected([sequence])
+    assert scheduler.room == Room(free_blocks=10, free_sequences=3)
+    allocator.check_integrity()
+
+
+def test_who_has_no_token_left_to_launch_is_left_out() -> None:
+    scheduler, _ = make()
+    sequence = Sequence(scheduler.reserve(1) or [])
+    scheduler.start(sequence)
+    sequence.wants_step = False
+    assert scheduler.next_batch() == []
 
 
 def test_what_no_sequence_started_on_is_given_back() -> None:

@@ -312,3 +312,32 @@ def test_a_connection_that_is_not_ours_yet_never_stalls() -> None:
         case.stream.abandon()
 
     run(scene())
+
+
+# --- log-probabilities -----------------------------------------------------------------------
+
+
+def test_probabilities_coalesce_with_their_ids_up_to_a_frame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frame that is too large for the protocol would cost the client its whole answer."""
+    monkeypatch.setattr("decoded.stream.MAX_LOGPROBS_PER_FRAME", 3)
+
+    async def scene() -> None:
+        case = Stream(is_streaming=False)
+        likely = [
+            wire.TokenLogprob(logprob=-float(index), top_ids=[], top_logprobs=[])
+            for index in range(7)
+        ]
+        for index in range(7):
+            case.stream.push(piece(index), [likely[index]])
+        case.stream.finish(END)
+        user = case.user()
+        case.stream.activate()
+        await user.until_received(wire.End)
+        received = tokens(user)
+        assert [message.ids for message in received] == [[0, 1, 2], [3, 4, 5], [6]]
+        assert [entry for message in received for entry in message.logprobs or ()] == likely
+        assert user.messages[-1] == END
+
+    run(scene())

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from decoded.adoption import AdoptionDesk
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.metrics import DecodeMetrics
+from decoded.overlapped_turns import OverlappedTurns
 from decoded.scheduler import Scheduler
 from decoded.sequences import SequenceBook
+from decoded.turns import EagerTurns, Turns
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from protocol.limits import VERSION
 from protocol.states import Role
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
-from shared.daemon.model_host import sampling_params
+from shared.daemon.model_host import ModelHost
+from shared.daemon.sampling import sampling_params
 from shared.engine.batch import SequenceStep
+from shared.engine.block_puller import EagerPuller
+from shared.engine.decoding import EagerDecoder
+from shared.engine.graph_decoder import GraphDecoder
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
@@ -26,17 +34,19 @@ from shared.kv.control_page import ControlPage
 from shared.kv.memfd import MemfdPool
 from shared.kv.pool import LocalPool
 from shared.kv.proof import write_pattern
+from shared.ops.pool_pair import PoolPair
 from tests.unit.decoded.samples import EPOCH, STATE, changed, streaming_user
 from tests.unit.protocol.recorder import Recorder
 from tests.unit.shared.daemon.kit import socketpair, until
 
 if TYPE_CHECKING:
     from decoded.sequence import Sequence
-    from shared.daemon.model_host import ModelHost
     from tests.unit.shared.daemon.kit import RecordingService
 
 NUM_SLOTS = 8
 NUM_BLOCKS = 16
+
+MakeTurns = Callable[[ModelHost, LocalPool], Turns]
 
 
 class Prefilld(Recorder):
@@ -132,13 +142,35 @@ class Prefilld(Recorder):
         return [type(message) for message in self.messages]
 
 
+def eager_turns(host: ModelHost, pool: LocalPool) -> Turns:
+    """Return the turns of a daemon on the CPU."""
+    decoder = EagerDecoder(ModelRunner(host.model, pool.kv, host.layout))
+    return EagerTurns(decoder, pool.kv)
+
+
+def overlapped_turns(host: ModelHost, pool: LocalPool) -> Turns:
+    """Return the turns of a daemon on a GPU: what differs here is that nothing takes time."""
+    decoder = GraphDecoder(
+        host.model,
+        PoolPair.of(pool.kv),
+        host.layout,
+        max_batch=4,
+        max_context_len=NUM_BLOCKS * host.layout.block_size,
+    )
+    return OverlappedTurns(decoder, EagerPuller(pool.kv), event_timeout_s=5)
+
+
 class World:
     """Desk, book, scheduler, loop; it greets links as the daemon does."""
 
-    def __init__(self, service: RecordingService, host: ModelHost) -> None:
+    def __init__(
+        self,
+        service: RecordingService,
+        host: ModelHost,
+        make_turns: MakeTurns = eager_turns,
+    ) -> None:
         self.service, self.host = service, host
         self.engine = EngineThread(num_threads=1)
-        self.work = asyncio.Event()
         self.metrics = DecodeMetrics(service.metrics)
         self.allocator = BlockAllocator(NUM_BLOCKS)
         self.scheduler: Scheduler[Sequence] = Scheduler(
@@ -149,7 +181,7 @@ class World:
             scheduler=self.scheduler,
             metrics=self.metrics,
             decode=host.tokenizer.decode,
-            on_work=self.work.set,
+            on_work=self.wake,
         )
         self.desk = AdoptionDesk(
             service=service,
@@ -157,14 +189,13 @@ class World:
             book=self.book,
             metrics=self.metrics,
             token_bytes=host.tokenizer.token_bytes,
-            on_work=self.work.set,
+            on_work=self.wake,
         )
         self.pool = LocalPool(host.layout, fill=float("nan"))
         self.loop = DecodeLoop(
-            runner=ModelRunner(host.model, self.pool.kv, host.layout),
+            turns=make_turns(host, self.pool),
             engine=self.engine,
-            pool=self.pool,
-            work=self.work,
+            layout=host.layout,
             scheduler=self.scheduler,
             desk=self.desk,
             book=self.book,
@@ -172,6 +203,9 @@ class World:
         )
         self.sessions: list[LinkSession] = []
         self.prefillds: list[Prefilld] = []
+
+    def wake(self) -> None:
+        self.loop.wake()
 
     def start(self) -> None:
         """Begin to take turns."""
@@ -235,6 +269,7 @@ class World:
             service=self.service,
             engine=self.engine,
             host=self.host,
+            device=CPU_DEVICE,
             socket=visitor.socket,
             hello=hello,
             pid=visitor.credentials.pid,

@@ -12,12 +12,23 @@ from prefilld.admission import Admission, Bounds, _handoff_bytes
 from prefilld.request import Prompt
 from protocol.codec import encode_message, validate
 from protocol.errors import RequestError
-from protocol.limits import MAX_LINK_BODY_BYTES, MAX_SEED
-from protocol.messages import ChatMessage, Check, Generate, Handoff, RequestState, Resume, Sampling
+from protocol.limits import MAX_LINK_BODY_BYTES, MAX_SEED, MAX_TOP_LOGPROBS
+from protocol.messages import (
+    ChatMessage,
+    Check,
+    Generate,
+    Handoff,
+    LogitBias,
+    RequestState,
+    Resume,
+    Sampling,
+    TokenLogprob,
+)
 from shared.daemon.model_host import ModelHost
 from shared.model.gguf_file import read_header
 from shared.model.gguf_model import read_vocabulary
 from shared.model.tokenizer import Tokenizer
+from shared.ops.token_bitmap import pack_tokens
 from tests.support.tiny_gguf import TinyGguf
 
 CONTEXT = 128
@@ -275,8 +286,16 @@ def test_no_handoff_is_larger_than_it_was_judged(admission: Admission, host: Mod
         max_tokens=28,
         stop=["é" * 1024] * 16,
         stop_ids=ids_of(200),
-        sampling=Sampling(temperature=1.5, top_p=0.25, top_k=1 << 20),
+        sampling=Sampling(
+            temperature=1.5,
+            top_p=0.25,
+            top_k=1 << 20,
+            repetition_penalty=1.5,
+            logit_bias=[LogitBias(id=token_id, bias=-100.0) for token_id in range(VOCAB)],
+        ),
         resume=resume(host, ids_of(10), seed=MAX_SEED),
+        min_tokens=28,
+        logprobs=MAX_TOP_LOGPROBS,
     )
     prompt = admission.judge(message, ROOMY)
     largest = largest_handoff(prompt)
@@ -290,10 +309,20 @@ def largest_handoff(prompt: Prompt) -> Handoff:
         prompt_tokens=len(prompt.ids),
         cached_tokens=len(prompt.ids),
         ids=[*prompt.resumed_ids, (1 << 31) - 1],
-        delivered=len(prompt.resumed_ids) + 1,
+        delivered=len(prompt.resumed_ids),
         resumed=len(prompt.resumed_ids),
         max_tokens=prompt.max_tokens,
+        min_tokens=prompt.min_tokens,
         sampling=prompt.sampling,
+        prompt_set=prompt.prompt_set,
+        logprobs=prompt.logprobs,
+        held_logprobs=[
+            TokenLogprob(
+                logprob=-0.1,
+                top_ids=[(1 << 31) - 1] * MAX_TOP_LOGPROBS,
+                top_logprobs=[-0.1] * MAX_TOP_LOGPROBS,
+            )
+        ],
         stop=prompt.stop,
         stop_ids=prompt.stop_ids,
         stream=False,
@@ -423,3 +452,40 @@ def test_check_counts_resumed_tokens_whether_or_not_they_fit(
     tight = admission.check(message, dataclasses.replace(ROOMY, decode_blocks=2))
     assert (fitting.fits, tight.fits) == (True, False)
     assert tight.blocks == fitting.blocks == 2
+
+
+# --- sampling --------------------------------------------------------------------------------
+
+
+def test_a_bias_of_a_token_that_the_model_lacks_is_refused(admission: Admission) -> None:
+    """Decoded would index beyond its logits."""
+    sampling = Sampling(logit_bias=[LogitBias(id=VOCAB, bias=1.0)])
+    error = refusal(admission, Generate(prompt="hi", sampling=sampling))
+    assert error.code == "invalid-request"
+    assert f"`logit_bias`: token id {VOCAB} is outside the vocabulary of {VOCAB}" in error.message
+
+
+def test_a_shortest_answer_longer_than_the_default_is_refused(admission: Admission) -> None:
+    """`max_tokens` is not named, so only the daemon knows how long an answer may be."""
+    error = refusal(admission, Generate(prompt="hi", min_tokens=33))
+    assert error.message == "`min_tokens` is 33, but at most 32 fit"
+
+
+def test_only_a_repetition_penalty_needs_the_prompt_s_tokens(admission: Admission) -> None:
+    """They travel in HANDOFF, as a set."""
+    ids = [5, 5, 9]
+    plain = admission.judge(
+        Generate(prompt=ids, sampling=Sampling(presence_penalty=1.0)),  # type: ignore[arg-type]  # lists are invariant
+        ROOMY,
+    )
+    assert plain.prompt_set == b""
+    penalised = admission.judge(
+        Generate(prompt=ids, sampling=Sampling(repetition_penalty=1.5)),  # type: ignore[arg-type]
+        ROOMY,
+    )
+    assert penalised.prompt_set == pack_tokens(ids, VOCAB)
+
+
+def test_wishes_reach_the_prompt_as_they_were_asked(admission: Admission) -> None:
+    prompt = admission.judge(Generate(prompt="hi", min_tokens=3, logprobs=2), ROOMY)
+    assert (prompt.min_tokens, prompt.logprobs) == (3, 2)

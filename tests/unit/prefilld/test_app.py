@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,9 +18,10 @@ from protocol import messages as wire
 from protocol.acceptor import Acceptor
 from protocol.codec import validate
 from protocol.descriptors import close_all
-from protocol.listener import listen_unix
+from protocol.listener import inherit_unix, listen_unix
 from protocol.states import Role
 from protocol.unix import connect_unix
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import open_listener
 from shared.daemon.model_host import ModelHost
@@ -36,11 +38,16 @@ Play = Callable[..., None]
 class App:
     """A daemon, and users that knock at its socket."""
 
-    def __init__(self, service: RecordingService) -> None:
+    def __init__(self, service: RecordingService, passed: socket.socket | None = None) -> None:
         self.service = service
-        self.daemon = Prefilld(
-            service, EngineThread(num_threads=1), open_listener(service.socket_path)
-        )
+        if passed is None:
+            listener = open_listener(service.socket_path, environ={})
+        else:  # as a service manager does
+            passed.bind(str(service.socket_path))
+            service.socket_path.chmod(0o660)
+            passed.listen()
+            listener = inherit_unix(passed.dup(), service.socket_path)
+        self.daemon = Prefilld(service, EngineThread(num_threads=1), listener)
         self.serving: asyncio.Task[None] | None = None
 
     def start(self) -> asyncio.Task[None]:
@@ -82,11 +89,13 @@ def play(
     """Run a scene with a daemon over the tiny model."""
     monkeypatch.setattr("prefilld.app.SWEEP_S", 0.002)
 
-    def play_scene(scene: Scene, **settings: object) -> None:
+    def play_scene(
+        scene: Scene, *, passed: socket.socket | None = None, **settings: object
+    ) -> None:
         service = make_service(model__path=model_file, pool__num_blocks=16, **settings)
 
         async def whole() -> None:
-            app = App(service)
+            app = App(service, passed)
             try:
                 await scene(app)
             finally:
@@ -129,7 +138,7 @@ async def adopting_decoded(app: App, host: ModelHost) -> AsyncIterator[list[wire
                     )
                 )
             elif isinstance(message, wire.Map):
-                pool = PeerPool(message, fds, host.layout)
+                pool = PeerPool(message, fds, host.layout, CPU_DEVICE)
                 end.socket.send(
                     wire.Mapped(digest=pool.digest, bandwidth_gb_s=1, credits=credits())
                 )
@@ -322,6 +331,31 @@ def test_a_daemon_that_drains_finishes_what_it_began_and_takes_nothing_new(play:
         await app.serving
 
     play(scene)
+
+
+def test_under_socket_activation_a_draining_daemon_leaves_the_queue_to_its_successor(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was let in is answered, though it asks late; whoever comes now waits."""
+    monkeypatch.setattr("prefilld.app.HEAR_OUT_S", 20.0)
+
+    async def scene(app: App) -> None:
+        await app.loaded()
+        late = app.knock()
+        await until(lambda: len(app.daemon._clients) == 1)
+        app.service.drain(reason="test")
+        await turns()
+        newcomer = app.ask(generate(max_tokens=1))
+        late.socket.send(generate(max_tokens=1))
+        await late.until_received(wire.End)
+        assert app.serving is not None
+        await app.serving
+        app.daemon.close()
+        assert (newcomer.messages, newcomer.closed) == ([], [])
+        managers.accept()[0].close()
+
+    with socket.socket(socket.AF_UNIX) as managers:
+        play(scene, passed=managers)
 
 
 def test_a_daemon_that_ends_tells_everybody_who_is_left(play: Play) -> None:

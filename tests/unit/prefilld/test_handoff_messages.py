@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +11,7 @@ from prefilld.clients import Client
 from prefilld.handoff_messages import chunk_message, handoff_message
 from prefilld.request import Request
 from protocol.codec import validate
-from protocol.messages import RequestState, Sampling
+from protocol.messages import RequestState, Sampling, TokenLogprob
 from shared.kv.layout import KVLayout
 from shared.kv.leases import Lease
 from tests.unit.prefilld.recorders import BLOCK_SIZE, EPOCH, new_request
@@ -32,10 +33,11 @@ def request_and_lease() -> tuple[Request, Lease]:
 def test_a_chunk_names_what_was_completed_since_the_last_one() -> None:
     request, lease = request_and_lease()
     request.chunked_blocks = 1
-    chunk = validate(chunk_message(request, lease, EPOCH, num_complete=2))
+    chunk = validate(chunk_message(request, lease, EPOCH, num_complete=2, event=5))
     assert (chunk.epoch, chunk.lease, chunk.slot, chunk.generation) == (EPOCH, 3, 1, 5)
     assert (chunk.first, chunk.blocks, chunk.total_blocks) == (1, [9], 5)
-    check_chunk(chunk, LAYOUT, num_slots=2)
+    assert chunk.event == 5
+    check_chunk(chunk, LAYOUT, num_slots=2, num_events=6)
 
 
 def test_a_handoff_tells_everything_that_decoded_must_know() -> None:
@@ -72,4 +74,19 @@ def test_resumed_ids_are_computed_here_and_told_apart() -> None:
     handoff = handoff_message(request, lease, EPOCH, residue=b"")
     assert handoff.num_tokens == 12
     assert (handoff.request.prompt_tokens, handoff.request.resumed) == (10, 2)
+    check_handoff(handoff, LAYOUT, num_slots=2, vocab_size=100)
+
+
+def test_what_sampling_depends_on_goes_along() -> None:
+    """Penalties and shortest answers go on in decoded as if nothing had happened."""
+    request, lease = request_and_lease()
+    request.prompt = dataclasses.replace(
+        request.prompt, min_tokens=3, logprobs=2, prompt_set=bytes(13)
+    )
+    request.delivered = 0
+    request.held_logprobs = [TokenLogprob(logprob=-1.0, top_ids=[4], top_logprobs=[-0.5])]
+    handoff = validate(handoff_message(request, lease, EPOCH, residue=b""))
+    told = handoff.request
+    assert (told.min_tokens, told.logprobs, told.prompt_set) == (3, 2, bytes(13))
+    assert told.held_logprobs == request.held_logprobs
     check_handoff(handoff, LAYOUT, num_slots=2, vocab_size=100)

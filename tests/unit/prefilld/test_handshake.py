@@ -19,6 +19,7 @@ from protocol.errors import ConnectionLostError, LinkRefusedError
 from protocol.limits import VERSION
 from protocol.sockets import MessageSocket
 from protocol.states import Role
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost
 from shared.engine.thread import EngineThread
@@ -38,6 +39,7 @@ async def meeting(host: ModelHost) -> AsyncIterator[tuple[Handshake, Exported, R
     ours, theirs = socketpair()
     exported = Exported(
         pool=MemfdPool.create(host.layout),
+        device=CPU_DEVICE,
         control_page=ControlPage.create(4),
         epoch=EPOCH,
         instance=this_instance(),
@@ -72,7 +74,7 @@ def mapped(decoded: Recorder, host: ModelHost) -> Callable[[wire.Message], wire.
 
     def answer(message: wire.Message) -> wire.Mapped:
         assert isinstance(message, wire.Map)
-        pool = PeerPool(message, decoded.fds[-1] or [], host.layout)
+        pool = PeerPool(message, decoded.fds[-1] or [], host.layout, CPU_DEVICE)
         reply = wire.Mapped(digest=pool.digest, bandwidth_gb_s=pool.bandwidth_gb_s, credits=CREDITS)
         assert pool.close()
         return reply

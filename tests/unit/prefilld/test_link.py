@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from decoded.mapping import PeerPool
+from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.handshake import Exported
 from prefilld.link import PrefillLink
@@ -22,6 +23,7 @@ from protocol import messages as wire
 from protocol.acceptor import Acceptor
 from protocol.listener import listen_unix
 from protocol.states import Role
+from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost
 from shared.engine.thread import EngineThread
@@ -67,7 +69,7 @@ class Decoded(Recorder):
             )
         elif isinstance(message, wire.Map):
             fds = self.fds[-1] or []
-            pool = PeerPool(message, fds, self._host.layout)
+            pool = PeerPool(message, fds, self._host.layout, CPU_DEVICE)
             frames = self.socket.connection.send(
                 wire.Mapped(digest=pool.digest, bandwidth_gb_s=2.5, credits=credits())
             )
@@ -107,10 +109,12 @@ class World:
         self.owner = Owner(self.desk)
         self.desk.attach(self.owner)
         self.num_changes = 0
+        self.casualties = Casualties()
         self.link = PrefillLink(
             service=service,
             exported=Exported(
                 pool=MemfdPool.create(host.layout),
+                device=CPU_DEVICE,
                 control_page=self.page,
                 epoch=EPOCH,
                 instance=this_instance(),
@@ -118,6 +122,7 @@ class World:
                 engine=self.engine,
             ),
             desk=self.desk,
+            casualties=self.casualties,
             metrics=metrics,
             on_change=self._on_change,
         )
@@ -353,6 +358,60 @@ def test_adopted_blocks_are_quarantined_while_a_lost_peer_lives(
     play(scene())
 
 
+@pytest.mark.parametrize(
+    ("last_words", "num_deaths"),
+    [([], 1), ([wire.Bye()], 1), ([wire.Drain(), wire.Bye()], 0), ([wire.Drain()], 0)],
+    ids=["none", "bye", "drain-bye", "drain"],
+)
+def test_a_decoded_that_had_not_announced_its_end_has_died(
+    service: RecordingService,
+    host: ModelHost,
+    logs: list[Any],
+    last_words: list[wire.Message],
+    num_deaths: int,
+) -> None:
+    """A daemon that fails says BYE as well, so that alone excuses nothing."""
+    assert logs == []
+
+    async def scene() -> None:
+        async with linked(service, host) as world:
+            decoded = await world.opened()
+            world.casualties.adopted("r")
+            for message in last_words:
+                decoded.socket.send(message)
+            decoded.socket.close_when_flushed()
+            await until(lambda: len(world.decodeds) == 2)
+            assert world.casualties.came_back("r") == num_deaths
+
+    play(scene())
+
+
+def test_what_was_lent_when_decoded_died_is_counted(
+    service: RecordingService, host: ModelHost, logs: list[Any]
+) -> None:
+    """It goes to the next one, and may kill that one too."""
+    assert logs == []
+
+    async def scene() -> None:
+        async with linked(service, host) as world:
+            for _ in range(2):
+                decoded = await world.opened()
+                client, _ = await streaming_client()
+                request = new_request(client, total_blocks=3)
+                request.blocks = world.allocator.allocate(3)
+                request.answer_ids.append(7)
+                assert not world.casualties.is_poisoned(request.id)
+                world.desk.ready(request)
+                world.desk.pump()
+                await decoded.until_received(wire.Handoff)
+                decoded.socket.close()
+                await until(lambda: not world.link.is_open)
+                world.desk.withdraw(request)
+            assert world.casualties.is_poisoned("r")
+
+    play(scene())
+
+
 def test_decoded_s_answers_reach_the_leases(
     service: RecordingService, host: ModelHost, logs: list[Any]
 ) -> None:
@@ -530,9 +589,11 @@ def test_silence_is_asked_about_and_then_ends_the_link(
             world.link.tick()
             assert world.link.is_open
             service.clock.advance(0.1)
+            world.casualties.adopted("r")
             world.link.tick()
             assert not world.link.is_open
             assert "link.silent" in events(logs)
+            assert world.casualties.came_back("r") == 0, "it may only sleep"
 
     play(scene())
 

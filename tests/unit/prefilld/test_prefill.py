@@ -6,11 +6,12 @@ from types import SimpleNamespace
 from typing import cast
 
 from prefilld.clients import Client
-from prefilld.prefill import run_chunks
+from prefilld.prefill import launch_chunks, wait_for_chunks
 from prefilld.request import Request
 from prefilld.scheduler import Chunk
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
+from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
 from shared.kv.pool import LocalPool
 from tests.unit.prefilld.recorders import new_request
@@ -25,12 +26,46 @@ def request_of(num_tokens: int, blocks: list[int]) -> Request:
 def test_only_the_chunk_that_ends_a_prompt_samples(host: ModelHost) -> None:
     """Its token is that of a whole prompt computed alone, whatever shares the steps."""
     pool = LocalPool(host.layout, fill=float("nan"))
-    runner = ModelRunner(host.model, pool.kv, host.layout)
+    prefiller = EagerPrefiller(ModelRunner(host.model, pool.kv, host.layout))
+
+    def compute(*chunks: Chunk[Request]) -> tuple[int | None, ...]:
+        assert launch_chunks(prefiller, chunks) is None, "it is computed by then"
+        token_ids = wait_for_chunks(prefiller, lambda: True)
+        assert token_ids is not None, "what is done is not waited for"
+        return token_ids
+
     long, short = request_of(40, [9, 2, 5]), request_of(7, [3])
-    first = run_chunks(runner, [Chunk(long, 0, 30), Chunk(short, 0, 7)])
+    first = compute(Chunk(long, 0, 30), Chunk(short, 0, 7))
     assert first[0] is None
-    (second,) = run_chunks(runner, [Chunk(long, 30, 10)])
+    (second,) = compute(Chunk(long, 30, 10))
     engine = LocalEngine(host.model, num_blocks=16)
     for token_id, request in ((first[1], short), (second, long)):
         ((expected,),) = engine.generate([request.token_ids], max_tokens=1)
         assert token_id == expected
+
+
+class Running:
+    """A step that takes its time, and room for `depth` of them."""
+
+    def __init__(self, *, depth: int, looks: int) -> None:
+        self.depth, self.num_in_flight, self._looks = depth, 1, looks
+
+    def launch(self, _steps: object) -> int | None:
+        return None
+
+    def is_done(self) -> bool:
+        self._looks -= 1
+        return self._looks < 0
+
+    def collect(self) -> tuple[int | None, ...]:
+        return (7,)
+
+
+def test_a_wait_is_interrupted_while_there_is_room_for_another_step() -> None:
+    """A prompt that arrives meanwhile is launched behind the running one."""
+    assert wait_for_chunks(Running(depth=2, looks=5), lambda: True) is None
+    assert wait_for_chunks(Running(depth=2, looks=5), lambda: False) == (7,)
+
+
+def test_without_room_a_wait_is_not_interrupted() -> None:
+    assert wait_for_chunks(Running(depth=1, looks=5), lambda: True) == (7,)

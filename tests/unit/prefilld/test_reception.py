@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from prefilld.admission import Bounds
+from prefilld.casualties import Casualties
 from prefilld.request import Prompt
 from protocol import messages as wire
 from shared.daemon.model_host import ModelHost
@@ -194,6 +195,11 @@ def test_a_cancel_that_came_with_the_request_ends_it_after_it_was_accepted(play:
 # --- resuming --------------------------------------------------------------------------------
 
 
+def die(casualties: Casualties) -> None:
+    casualties.peer_lost([])
+    casualties.peer_died()
+
+
 def resume(host: ModelHost, ids: list[int]) -> wire.Resume:
     return wire.Resume(attempt=1, seed=7, fingerprint=host.fingerprint, ids=ids)
 
@@ -223,6 +229,37 @@ def test_a_resumed_answer_computes_what_the_client_has_and_sends_it_not_again(
         assert handoff.num_tokens == 5
         assert handoff.request.ids == [5, 6, 7, *tokens.ids]
         assert (handoff.request.delivered, handoff.request.resumed) == (4, 3)
+
+    play(scene)
+
+
+def test_a_request_under_which_decoded_died_twice_is_refused(play: Play, host: ModelHost) -> None:
+    """Whether it comes back for the rest or asks from the start."""
+
+    async def scene(world: World) -> None:
+        rest = wire.Generate(prompt=[10], id="r", resume=resume(host, [5]))
+        world.casualties.adopted("r")
+        die(world.casualties)
+        await world.ask(rest).until_received(wire.Accepted)
+        world.casualties.adopted("r")
+        die(world.casualties)
+        for request in (rest, wire.Generate(prompt=[10], id="r")):
+            error = await world.ask(request).error()
+            assert (error.code, error.retryable) == ("poisoned", False)
+        await world.ask(wire.Generate(prompt=[10], id="s")).until_received(wire.Accepted)
+
+    play(scene)
+
+
+def test_a_name_that_is_used_again_is_another_request(play: Play, host: ModelHost) -> None:
+    """Only a client that comes back says that its answer had broken off."""
+
+    async def scene(world: World) -> None:
+        for _ in range(3):
+            user = world.ask(wire.Generate(prompt=[10], id="r"))
+            await user.until_received(wire.Accepted)
+            world.casualties.adopted("r")
+            die(world.casualties)
 
     play(scene)
 

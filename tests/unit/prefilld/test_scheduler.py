@@ -14,7 +14,7 @@ from prefilld.scheduler import QueueFullError, Scheduler
 @dataclass(eq=False)
 class Prompt:
     num_tokens: int
-    computed_tokens: int = 0
+    launched_tokens: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -38,10 +38,10 @@ def test_a_long_prompt_is_cut_at_the_budget() -> None:
     scheduler.add(prompt := Prompt(1_200))
     scheduler.admit(1_000)
     lengths = []
-    while prompt.computed_tokens < prompt.num_tokens:
+    while prompt.launched_tokens < prompt.num_tokens:
         (chunk,) = scheduler.next_step()
         lengths.append(chunk.length)
-        prompt.computed_tokens += chunk.length
+        prompt.launched_tokens += chunk.length
     assert lengths == [512, 512, 176]
 
 
@@ -107,9 +107,9 @@ def test_every_prompt_is_computed_once_and_in_order(
         assert sum(chunk.length for chunk in chunks) <= budget
         for chunk in chunks:
             assert chunk.length >= 1
-            assert chunk.start == chunk.request.computed_tokens
-            chunk.request.computed_tokens += chunk.length
+            assert chunk.start == chunk.request.launched_tokens
+            chunk.request.launched_tokens += chunk.length
             if chunk.is_last:
                 scheduler.remove(chunk.request)
     assert admitted == prompts
-    assert all(prompt.computed_tokens == prompt.num_tokens for prompt in prompts)
+    assert all(prompt.launched_tokens == prompt.num_tokens for prompt in prompts)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from prefilld.request import RequestState
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
-from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockState
 from tests.unit.prefilld.world import User, World
-from tests.unit.shared.daemon.kit import RecordingService, run, turns, until
+from tests.unit.shared.daemon.kit import turns, until
 
-Scene = Callable[[World], Coroutine[Any, Any, None]]
 Play = Callable[..., None]
 
 
@@ -31,29 +28,6 @@ def generate(num_tokens: int = 10, **options: Any) -> wire.Generate:  # noqa: AN
     return wire.Generate(
         prompt=ids_of(num_tokens), **{"ignore_eos": True, "max_tokens": 4} | options
     )
-
-
-@pytest.fixture
-def play(
-    make_service: Callable[..., RecordingService], host: ModelHost
-) -> Iterator[Callable[..., None]]:
-    """Run a scene in a world; afterwards the books must add up."""
-
-    def play_scene(scene: Scene, **settings: object) -> None:
-        service = make_service(**settings)
-
-        async def whole() -> None:
-            world = World(service, host, EngineThread(num_threads=1))
-            try:
-                await scene(world)
-                world.allocator.check_integrity()
-            finally:
-                await world.close()
-
-        run(whole())
-
-    with capture_logs():
-        yield play_scene
 
 
 def is_all_free(world: World) -> bool:
@@ -70,14 +44,14 @@ class Gate:
         self._open = threading.Event()
         self._entered = asyncio.Event()
         loop = asyncio.get_running_loop()
-        execute = world.serving._runner.execute
+        execute = world.serving._prefiller._runner.execute
 
         def gated(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the runner's
             loop.call_soon_threadsafe(self._entered.set)
             assert self._open.wait(20)
             return execute(*args, **options)
 
-        world.serving._runner.execute = gated  # type: ignore[method-assign]
+        world.serving._prefiller._runner.execute = gated  # type: ignore[method-assign]
 
     async def entered(self) -> None:
         await self._entered.wait()
@@ -188,8 +162,9 @@ def test_requests_wait_for_blocks_in_order(play: Play) -> None:
         await turns()
         assert world.serving.num_waiting == 2
         world.service.clock.advance(3)
-        status = world.serving.queue_status()
-        assert status == {"waiting": 2, "oldest_s": 3.0, "running": 0, "ready": 0, "sent": 0}
+        assert world.overview.status()["queue"] == {
+            "judged": 0, "waiting": 2, "running": 0, "ready": 0, "sent": 0, "oldest_s": 3.0
+        }  # fmt: skip
         world.allocator.free(taken[:1])
         world.serving.wake()
         end = await first.end()
@@ -336,6 +311,30 @@ def test_a_request_that_decoded_finds_wrong_fails(play: Play) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("token_budget", [512, 4], ids=["handed-over", "announced"])
+def test_what_decoded_died_under_twice_is_not_handed_to_a_third(
+    play: Play, token_budget: int
+) -> None:
+    """Others wait for that one, and shall not lose it too."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        user = world.ask(generate(num_tokens=80))
+        for _ in range(2):
+            world.open_link()
+            await until(lambda: world.desk.lending.requests)
+            world.casualties.peer_lost(r.id for r in world.desk.lending.requests)
+            world.casualties.peer_died()
+            world.desk.link_lost(peer_is_gone=True, grace_s=10)
+            world.serving.end_poisoned()
+        error = await user.error()
+        assert (error.code, error.retryable) == ("poisoned", False)
+        await until(lambda: is_all_free(world))
+        assert world.serving.is_idle
+
+    play(scene, prefilld__token_budget=token_budget)
+
+
 # --- deadlines -------------------------------------------------------------------------------
 
 
@@ -426,3 +425,29 @@ def test_blocks_of_a_withdrawn_lease_stay_lent_until_decoded_releases_them(play:
         assert {world.allocator.state(block) for block in request.blocks} == {BlockState.FREE}
 
     play(scene, prefilld__token_budget=16)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_first_token_s_probability_goes_where_the_token_goes(
+    play: Play, *, stream: bool
+) -> None:
+    """To the client with it, or to decoded, which will deliver it."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        world.open_link()
+        user = world.ask(generate(stream=stream, logprobs=2))
+        await until(lambda: world.link.handed_over)
+        (handoff,) = world.link.sent
+        assert isinstance(handoff, wire.Handoff)
+        held = handoff.request.held_logprobs
+        sent = [message for message in user.messages if isinstance(message, wire.Tokens)]
+        told = sent[0].logprobs if stream else held
+        assert told is not None
+        (first,) = told
+        assert len(first.top_ids) == 2
+        assert first.top_ids[0] == handoff.request.ids[0], "greedy takes the likeliest"
+        assert first.logprob == first.top_logprobs[0]
+        assert (held == []) is stream
+
+    play(scene)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
+from prefilld.casualties import Casualties
 from prefilld.handoff import HandoffDesk
 from prefilld.metrics import PrefillMetrics
+from prefilld.overview import Overview
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol import messages as wire
 from protocol.states import Role
+from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
@@ -69,12 +72,14 @@ class World:
             log=service.log,
             metrics=metrics,
         )
+        self.casualties = Casualties()
         self.serving = Serving(
             service=service,
-            runner=ModelRunner(host.model, self.pool.kv, layout),
+            prefiller=EagerPrefiller(ModelRunner(host.model, self.pool.kv, layout)),
             engine=engine,
             allocator=self.allocator,
             desk=self.desk,
+            casualties=self.casualties,
             metrics=metrics,
         )
         self.desk.attach(self.serving)
@@ -83,10 +88,20 @@ class World:
             service=service,
             host=host,
             serving=self.serving,
+            casualties=self.casualties,
             metrics=metrics,
             bounds=lambda: self.bounds,
+            turns_away=service.draining.is_set,
         )
         self.link = Link()
+        self.overview = Overview(
+            serving=self.serving,
+            reception=self.reception,
+            allocator=self.allocator,
+            layout=layout,
+            link_status=lambda: {"state": "open"},
+            clock=service.clock,
+        )
 
     def start(self) -> None:
         """Begin to compute."""

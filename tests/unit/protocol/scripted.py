@@ -58,6 +58,11 @@ class ScriptedDaemon:
         except BaseException as error:
             self.failure = error
 
+    def close(self) -> None:
+        """Let the last script end, and listen no more.  Idempotent."""
+        self._thread.join(timeout=20)
+        self._listener.close()
+
     def __enter__(self) -> ScriptedDaemon:
         self._thread.start()
         return self
@@ -70,7 +75,6 @@ class ScriptedDaemon:
     ) -> None:
         if error is not None:  # the script may wait for a client that never came
             self._listener.socket.shutdown(socket.SHUT_RDWR)
-        self._thread.join(timeout=20)
-        self._listener.close()
+        self.close()
         if error is None and self.failure is not None:
             raise self.failure

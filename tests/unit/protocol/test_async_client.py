@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,17 @@ from protocol.errors import (
     RequestError,
 )
 from protocol.listener import listen_unix
+from protocol.resuming import Loss, ResumePolicy
 from protocol.unix import connect_unix
 from tests.unit.protocol.conftest import Run
 from tests.unit.protocol.samples import SAMPLES
 from tests.unit.protocol.scripted import Conversation, ScriptedDaemon
 from tests.unit.protocol.test_client import (
     ANSWER,
+    NO_RESUMING,
+    RESTART_S,
     answers,
+    goes_on,
     resets,
     vanishes,
     waits_for_the_client_to_leave,
@@ -144,7 +149,7 @@ def test_faults_are_the_blocking_clients(run: Run, tmp_path: Path) -> None:
         conversation.send(SAMPLES[m.Error])
 
     async def scenario() -> None:
-        client = AsyncClient(tmp_path / "s")
+        client = AsyncClient(tmp_path / "s", resume_policy=NO_RESUMING)
         with pytest.raises(RequestError, match="come back later"):
             await client.generate("Why?")
         with pytest.raises(ConnectionLostError, match="tokens delivered: 1"):
@@ -170,4 +175,68 @@ def test_a_full_queue_of_connections_is_tried_until_the_deadline(run: Run, tmp_p
             await AsyncClient(tmp_path / "s", connect_timeout_s=0.05).status()
 
     with listen_unix(tmp_path / "s", backlog=0), connect_unix(tmp_path / "s"):
+        run(scenario())
+
+
+def test_a_cut_answer_goes_on_once_a_daemon_is_back(run: Run, tmp_path: Path) -> None:
+    """The same events as those of an answer in one piece; the loop is free meanwhile."""
+    path, daemons = tmp_path / "s", ExitStack()
+    first = daemons.enter_context(ScriptedDaemon(path, vanishes))
+    restart = threading.Timer(
+        RESTART_S, lambda: daemons.enter_context(ScriptedDaemon(path, goes_on))
+    )
+
+    def on_loss(_loss: Loss) -> None:
+        first.close()
+        restart.start()
+
+    async def scenario() -> None:
+        client = AsyncClient(path, resume_policy=ResumePolicy(on_loss=on_loss))
+        async with await client.stream("Why?") as stream:
+            assert [event async for event in stream] == ANSWER
+
+    with daemons:
+        run(scenario())
+        restart.join()
+
+
+def test_a_cancel_ends_the_wait_for_a_daemon(run: Run, tmp_path: Path) -> None:
+    """The loss is told at once, not a minute later."""
+    daemon = ScriptedDaemon(tmp_path / "s", vanishes)
+
+    async def scenario() -> None:
+        lost = asyncio.Event()
+        policy = ResumePolicy(on_loss=lambda _: lost.set())
+        async with await AsyncClient(daemon.path, resume_policy=policy).stream("Why?") as stream:
+            assert [await anext(stream), await anext(stream)] == ANSWER[:2]
+            daemon.close()
+            waiting = asyncio.ensure_future(anext(stream))
+            await lost.wait()
+            await stream.cancel()
+            with pytest.raises(ConnectionLostError, match="delivered: 1; it was cancelled"):
+                await waiting
+
+    with daemon:
+        run(scenario())
+
+
+def test_a_cancelled_pause_is_kept_by_the_next_wait(run: Run, tmp_path: Path) -> None:
+    """A caller with time-outs of its own must not storm a daemon that is not there."""
+    daemon = ScriptedDaemon(tmp_path / "s", vanishes)
+    losses: list[Loss] = []
+
+    async def scenario() -> None:
+        policy = ResumePolicy(on_loss=losses.append, reconnect_timeout_s=0.3)
+        async with await AsyncClient(daemon.path, resume_policy=policy).stream("Why?") as stream:
+            assert [await anext(stream), await anext(stream)] == ANSWER[:2]
+            daemon.close()
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.001):
+                        await anext(stream)
+            with pytest.raises(ConnectionLostError, match="nobody went on with it within"):
+                await anext(stream)
+        assert len(losses) == 1
+
+    with daemon:
         run(scenario())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from protocol.errors import (
     UnexpectedMessageError,
 )
 from protocol.listener import listen_unix
+from protocol.resuming import Loss, ResumePolicy
 from protocol.unix import connect_unix
 from tests.unit.protocol.samples import RESUME, SAMPLES
 from tests.unit.protocol.scripted import Conversation, ScriptedDaemon
@@ -40,6 +44,22 @@ def answers(conversation: Conversation) -> None:
 def vanishes(conversation: Conversation) -> None:
     conversation.receive()
     conversation.send(*ANSWER[:2])
+
+
+def goes_on(conversation: Conversation) -> None:
+    """Answer what `vanishes` left open, where the request says that it is that."""
+    request = conversation.receive()
+    assert isinstance(request, m.Generate)
+    assert request.resume == m.Resume(
+        attempt=1, seed=RESUME.seed, fingerprint=RESUME.fingerprint, ids=[1]
+    )
+    conversation.send(ANSWER[0], *ANSWER[2:])
+
+
+RESTART_S = 0.2
+"""How long nobody listens in these tests: a few of the client's first tries."""
+
+NO_RESUMING = ResumePolicy(max_attempts=0)
 
 
 def waits_for_the_client_to_leave(conversation: Conversation) -> None:
@@ -134,6 +154,30 @@ def test_cancel_ends_the_answer_early(tmp_path: Path) -> None:
     assert end.reason == "cancelled"
 
 
+def test_an_answer_that_was_cancelled_is_not_resumed(tmp_path: Path) -> None:
+    """Its daemon died over the CANCEL; nobody wants the rest from another one."""
+    with (
+        ScriptedDaemon(tmp_path / "s", vanishes),
+        Client(tmp_path / "s").stream("Why?") as stream,
+    ):
+        assert [next(stream), next(stream)] == ANSWER[:2]
+        stream.cancel()
+        with pytest.raises(ConnectionLostError, match="tokens delivered: 1"):
+            next(stream)
+        assert list(stream) == []
+
+
+def test_a_cancel_ends_the_wait_for_a_daemon(tmp_path: Path) -> None:
+    """Ctrl-C while no daemon is there: the loss is told at once, not a minute later."""
+    daemon = ScriptedDaemon(tmp_path / "s", vanishes)
+    policy = ResumePolicy(on_loss=lambda _: threading.Timer(0.1, stream.cancel).start())
+    with daemon, Client(tmp_path / "s", resume_policy=policy).stream("Why?") as stream:
+        assert [next(stream), next(stream)] == ANSWER[:2]
+        daemon.close()
+        with pytest.raises(ConnectionLostError, match="delivered: 1; it was cancelled"):
+            next(stream)
+
+
 def test_closing_early_is_a_cancel(tmp_path: Path) -> None:
     """The daemon sees the connection end."""
     with ScriptedDaemon(tmp_path / "s", waits_for_the_client_to_leave):
@@ -180,28 +224,60 @@ def test_a_reset_is_a_lost_connection(tmp_path: Path) -> None:
         ScriptedDaemon(tmp_path / "s", resets),
         pytest.raises(ConnectionLostError, match="tokens delivered: 0"),
     ):
-        Client(tmp_path / "s").generate("Why?")
+        Client(tmp_path / "s", resume_policy=NO_RESUMING).generate("Why?")
 
 
-def test_a_cut_answer_is_told_and_can_be_resumed(tmp_path: Path) -> None:
+def test_a_cut_answer_is_told_and_can_be_resumed_by_the_caller(tmp_path: Path) -> None:
     """What the error carries is what the next request needs."""
-    seen: list[m.Message | None] = []
-
-    def resumes(conversation: Conversation) -> None:
-        seen.append(conversation.receive())
-        conversation.send(ANSWER[0], m.Tokens(index=1, ids=[2], text="b"), ANSWER[3])
-
-    client = Client(tmp_path / "s")
-    with ScriptedDaemon(tmp_path / "s", vanishes, resumes):
+    client = Client(tmp_path / "s", resume_policy=NO_RESUMING)
+    with ScriptedDaemon(tmp_path / "s", vanishes, goes_on):
         with pytest.raises(ConnectionLostError, match="tokens delivered: 1") as caught:
             client.generate("Why?")
         answer = client.generate("Why?", resume=caught.value.resume)
-    assert answer.ids == (2,)
-    (request,) = seen
-    assert isinstance(request, m.Generate)
-    assert request.resume == m.Resume(
-        attempt=1, seed=RESUME.seed, fingerprint=RESUME.fingerprint, ids=[1]
+    assert answer.ids == (2, 3)
+
+
+def test_a_cut_answer_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """The same events as those of an answer in one piece, and the loss told beside them."""
+    losses: list[Loss] = []
+    client = Client(tmp_path / "s", resume_policy=ResumePolicy(on_loss=losses.append))
+    with (
+        ScriptedDaemon(tmp_path / "s", vanishes, goes_on),
+        client.stream("Why?") as stream,
+    ):
+        assert list(stream) == ANSWER
+    assert [(loss.attempt, loss.num_tokens) for loss in losses] == [(1, 1)]
+
+
+def test_the_whole_answer_is_of_one_piece_however_often_it_broke_off(tmp_path: Path) -> None:
+    """Its ids, text and length are those of all connections."""
+    with ScriptedDaemon(tmp_path / "s", resets, vanishes, goes_on):
+        answer = Client(tmp_path / "s").generate("Why?")
+    assert (answer.ids, answer.text, answer.reason) == ((1, 2, 3), "abc", "stop")
+
+
+@pytest.mark.parametrize("leaves_a_socket", [True, False])
+def test_a_daemon_that_is_started_again_is_found_again(
+    tmp_path: Path, *, leaves_a_socket: bool
+) -> None:
+    """Meanwhile there is nobody behind the socket, or not even a socket."""
+    path, daemons = tmp_path / "s", ExitStack()
+    first = daemons.enter_context(ScriptedDaemon(path, vanishes))
+    restart = threading.Timer(
+        RESTART_S, lambda: daemons.enter_context(ScriptedDaemon(path, goes_on))
     )
+
+    def on_loss(_loss: Loss) -> None:
+        first.close()
+        if leaves_a_socket:
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(path))
+        restart.start()
+
+    with daemons:
+        answer = Client(path, resume_policy=ResumePolicy(on_loss=on_loss)).generate("Why?")
+        restart.join()
+    assert answer.ids == (1, 2, 3)
 
 
 def test_a_silent_daemon_is_not_waited_for_beyond_the_deadline(tmp_path: Path) -> None:

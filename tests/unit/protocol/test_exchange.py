@@ -153,3 +153,17 @@ def test_an_answer_without_tokens_has_no_first_one() -> None:
     builder.add(SAMPLES[m.Accepted], now_s=1.0)  # type: ignore[arg-type]
     builder.add(SAMPLES[m.End], now_s=2.0)  # type: ignore[arg-type]
     assert builder.finish().ttft_ms is None
+
+
+def test_an_answer_has_the_probabilities_of_its_tokens() -> None:
+    """In the order of the ids, over all frames."""
+    likely = [
+        m.TokenLogprob(logprob=-float(index), top_ids=[index], top_logprobs=[-0.5])
+        for index in range(3)
+    ]
+    builder = AnswerBuilder(began_s=0.0)
+    builder.add(SAMPLES[m.Accepted], now_s=1.0)  # type: ignore[arg-type]  # they are events
+    builder.add(m.Tokens(index=0, ids=[4, 5], text="ab", logprobs=likely[:2]), now_s=1.0)
+    builder.add(m.Tokens(index=2, ids=[6], text="c", logprobs=likely[2:]), now_s=1.0)
+    builder.add(SAMPLES[m.End], now_s=1.0)  # type: ignore[arg-type]
+    assert builder.finish().logprobs == tuple(likely)

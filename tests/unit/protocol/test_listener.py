@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import AddressInUseError, SocketPathError
-from protocol.listener import listen_unix
+from protocol.listener import inherit_unix, listen_unix
 from protocol.unix import connect_unix
 
 HOLD = """
 import sys
-from protocol.listener import listen_unix
+from protocol.listener import inherit_unix, listen_unix
 listener = listen_unix(sys.argv[1])
 print("listening", flush=True)
 sys.stdin.read()
@@ -167,3 +167,56 @@ def test_closing_leaves_a_successors_socket_alone(tmp_path: Path) -> None:
         successor.bind(str(path))
         first.close()
         assert path.is_socket()
+
+
+def listening(path: Path, *, mode: int = 0o660) -> socket.socket:
+    """Return a socket as a service manager passes it."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(str(path))
+    path.chmod(mode)
+    sock.listen()
+    return sock
+
+
+def test_an_inherited_socket_stays_where_it_is(tmp_path: Path) -> None:
+    """It is the service manager's, who goes on listening for our successor."""
+    managers = listening(tmp_path / "s")
+    with managers:
+        with inherit_unix(managers.dup(), tmp_path / "s") as listener:
+            assert listener.is_inherited
+            assert listener.socket.gettimeout() == 0
+        with connect_unix(tmp_path / "s"):
+            pass
+
+
+def test_an_inherited_socket_is_not_taken_from_a_living_daemon(tmp_path: Path) -> None:
+    """The service manager binds over whoever was there; only the lock tells."""
+    holder = held_by_another_process(tmp_path / "s")
+    (tmp_path / "s").unlink()
+    try:
+        with pytest.raises(AddressInUseError, match=f"process {holder.pid} listens on"):
+            inherit_unix(listening(tmp_path / "s"), tmp_path / "s")
+    finally:
+        holder.communicate()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode", "fault"),
+    [
+        (socket.SOCK_STREAM, 0o666, "has mode 0666, so that everybody may connect"),
+        (socket.SOCK_DGRAM, 0o660, "is not a Unix stream socket"),
+        (None, 0o660, "does not listen"),
+    ],
+)
+def test_an_inherited_socket_of_the_wrong_kind_is_refused(
+    tmp_path: Path, kind: int | None, mode: int, fault: str
+) -> None:
+    """SocketMode= is 0666 unless somebody says otherwise."""
+    sock = socket.socket(socket.AF_UNIX, kind or socket.SOCK_STREAM)
+    sock.bind(str(tmp_path / "s"))
+    (tmp_path / "s").chmod(mode)
+    if kind is socket.SOCK_STREAM:
+        sock.listen()
+    with pytest.raises(SocketPathError, match=fault):
+        inherit_unix(sock, tmp_path / "s")
+    assert sock.fileno() == -1

@@ -60,3 +60,28 @@ def test_handoff_carries_the_client_and_map_the_pool() -> None:
         m.Map: 2,
     }
     assert m.num_descriptors(on_gpu) == 1
+
+
+# --- what single fields cannot say -----------------------------------------------------------
+
+
+def test_a_token_has_one_bias() -> None:
+    """Which of two would count is anybody's guess."""
+    entry = m.LogitBias(id=3, bias=1.0)
+    with pytest.raises(ValueError, match="`logit_bias` names a token twice"):
+        m.Sampling(logit_bias=[entry, m.LogitBias(id=3, bias=2.0)])
+
+
+def test_the_shortest_answer_is_no_longer_than_the_longest() -> None:
+    with pytest.raises(ValueError, match="`min_tokens` is 5, above `max_tokens`, 4"):
+        m.Generate(prompt="x", min_tokens=5, max_tokens=4)
+
+
+def test_every_id_has_its_probability_or_none_has() -> None:
+    with pytest.raises(ValueError, match="2 `ids` have 1 `logprobs`"):
+        m.Tokens(
+            index=0,
+            ids=[1, 2],
+            text="",
+            logprobs=[m.TokenLogprob(logprob=-1.0, top_ids=[], top_logprobs=[])],
+        )

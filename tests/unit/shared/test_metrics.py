@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
 
 from shared.metrics import Metrics
 
@@ -31,6 +33,59 @@ def test_exposition_is_prometheus_text_with_help_and_types() -> None:
     assert "kvpair_log_dropped_lines_total 7.0" in text
     assert "kvpair_oldest_wait_seconds 1.5" in text
     assert "_created" not in text
+
+
+def test_one_value_counts_many_times_in_a_distribution() -> None:
+    """A step makes all streams of its batch wait equally long, and is counted by one call."""
+    metrics = Metrics()
+    distribution = metrics.distribution("kvpair_itl_seconds", "Gaps.", buckets=(0.01, 0.1))
+    distribution.observe(0.01, 3)
+    distribution.observe(0.05)
+    distribution.observe(7.0, 2)
+    values = {
+        (sample.name, sample.labels.get("le")): sample.value
+        for family in text_string_to_metric_families(metrics.exposition())
+        for sample in family.samples
+    }
+    assert values == {
+        ("kvpair_itl_seconds_bucket", "0.01"): 3,
+        ("kvpair_itl_seconds_bucket", "0.1"): 4,
+        ("kvpair_itl_seconds_bucket", "+Inf"): 6,
+        ("kvpair_itl_seconds_count", None): 6,
+        ("kvpair_itl_seconds_sum", None): pytest.approx(14.08),
+    }
+
+
+def test_gauges_of_one_label_are_read_together() -> None:
+    """States that must add up come from one look, however many there are."""
+    metrics, looks = Metrics(), []
+
+    def read() -> dict[str, float]:
+        looks.append(1)
+        return {"free": 3, "active": 4}
+
+    metrics.gauges_from("kvpair_pool_blocks", "Blocks.", "state", read)
+    text = metrics.exposition()
+    assert 'kvpair_pool_blocks{state="free"} 3.0' in text
+    assert 'kvpair_pool_blocks{state="active"} 4.0' in text
+    assert len(looks) == 1, "declaring reads nothing, and asking reads once"
+
+
+@pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
+def test_a_daemons_series_carry_its_name(accept: str) -> None:
+    """So those of both daemons can lie side by side, whoever scraped them under whatever job."""
+    metrics = Metrics("decoded")
+    metrics.counter("kvpair_requests_total", "Requests.", ["outcome"]).labels("ok").inc()
+    metrics.distribution("kvpair_itl_seconds", "Gaps.").observe(0.5)
+    body, content_type = metrics.encoded(accept)
+    parse = openmetrics if accept else text_string_to_metric_families
+    samples = [sample for family in parse(body.decode()) for sample in family.samples]
+    assert {sample.labels["daemon"] for sample in samples} == {"decoded"}
+    assert {sample.name for sample in samples} >= {
+        "kvpair_requests_total", "kvpair_itl_seconds_bucket", "process_resident_memory_bytes"
+    }  # fmt: skip
+    assert content_type.startswith("application/openmetrics" if accept else "text/plain")
+    assert set(metrics.snapshot()) == {'kvpair_requests_total{outcome="ok"}'}
 
 
 def test_two_registries_share_nothing() -> None:

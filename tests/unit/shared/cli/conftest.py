@@ -66,11 +66,15 @@ class ScriptedDaemon:
             with sock:
                 self._script(Peer(sock, self._role))
 
-    def close(self) -> None:
-        """Stop listening; the script that runs is waited for."""
+    def stop_listening(self) -> None:
+        """Take no more connections; the script that runs goes on."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def close(self) -> None:
+        """Stop listening; the script that runs is waited for."""
+        self.stop_listening()
         self._thread.join(TIMEOUT_S)
 
 

@@ -18,9 +18,11 @@ from protocol.messages import (
     Error,
     Generate,
     HandoffTimings,
+    LogitBias,
     Message,
     Sampling,
     Timings,
+    TokenLogprob,
     Tokens,
     Usage,
 )
@@ -106,14 +108,28 @@ def test_every_flag_reaches_the_daemon(serve: Serve, kvpair: Kvpair) -> None:
     serve(script)
     arguments = (
         "--max-tokens=5 --temperature=0.5 --top-k=3 --top-p=0.9 --seed=1 --stop=a --stop=b "
-        "--ignore-eos --no-stream --system=S"
+        "--ignore-eos --no-stream --system=S --min-tokens=4 --min-p=0.25 "
+        "--repetition-penalty=1.5 --presence-penalty=0.5 --frequency-penalty=-0.5 "
+        "--logit-bias=7=-1.5 --logit-bias=8=2 --json --logprobs=3"
     )
     assert kvpair("generate", *arguments.split(), "x")[0] == 0
     assert script.request == Generate(
         prompt=[ChatMessage(role="system", content="S"), ChatMessage(role="user", content="x")],
         max_tokens=5,
-        sampling=Sampling(temperature=0.5, top_k=3, top_p=0.9, seed=1),
+        min_tokens=4,
+        sampling=Sampling(
+            temperature=0.5,
+            top_k=3,
+            top_p=0.9,
+            min_p=0.25,
+            seed=1,
+            repetition_penalty=1.5,
+            presence_penalty=0.5,
+            frequency_penalty=-0.5,
+            logit_bias=[LogitBias(id=7, bias=-1.5), LogitBias(id=8, bias=2.0)],
+        ),
         stop=["a", "b"],
+        logprobs=3,
         ignore_eos=True,
         stream=False,
     )
@@ -181,23 +197,96 @@ def test_an_error_is_one_line_and_an_exit_code(
     assert kvpair("generate", "x") == (exit_code, "", "kvpair: the fault in full\n")
 
 
-def test_an_answer_that_breaks_off_says_so(serve: Serve, kvpair: Kvpair) -> None:
+class BreakingOff:
+    """A script that gives one token a connection and hangs up, until it ends the answer.
+
+    Args:
+        num_losses: Connections that break off.
+    """
+
+    def __init__(self, *, num_losses: int) -> None:
+        self.num_losses = num_losses
+        self.resumes: list[list[int]] = []
+
+    def __call__(self, peer: Peer) -> None:
+        request = peer.receive()
+        assert isinstance(request, Generate)
+        had = request.resume.ids if request.resume else []
+        if request.resume:
+            self.resumes.append(had)
+        index = len(had)
+        text = "Paris"[index]
+        peer.send(ACCEPTED, Tokens(index=index, ids=[10 + index], text=text))
+        if index == self.num_losses:
+            peer.send(end(completion_tokens=index + 1))
+
+
+def notes(*num_tokens: int) -> str:
+    return "".join(
+        f"kvpair: a daemon went away after {number} tokens; resuming (attempt {attempt} of 3)\n"
+        for attempt, number in enumerate(num_tokens, 1)
+    )
+
+
+def test_an_answer_that_breaks_off_goes_on(serve: Serve, kvpair: Kvpair) -> None:
+    """Its text is on stdout once, whole, and stderr tells why it stood still."""
+    script = BreakingOff(num_losses=2)
+    serve(script)
+    assert kvpair("generate", "x") == (0, "Par\n", notes(1, 2))
+    assert script.resumes == [[10], [10, 11]]
+
+
+def test_json_of_an_answer_that_broke_off_is_that_of_a_whole_one(
+    serve: Serve, kvpair: Kvpair
+) -> None:
+    serve(BreakingOff(num_losses=1))
+    code, output, errors = kvpair("generate", "--json", "x")
+    assert (code, errors) == (0, notes(1))
+    answer = json.loads(output)
+    assert (answer["text"], answer["tokens"], answer["reason"]) == ("Pa", [10, 11], "stop")
+
+
+def test_an_answer_that_breaks_off_too_often_says_so(serve: Serve, kvpair: Kvpair) -> None:
     """What had arrived stays on stdout, on a line of its own."""
-    serve(Answering(*PARIS[:2]))
+    serve(BreakingOff(num_losses=9))
     code, output, errors = kvpair("generate", "x")
-    assert (code, output) == (1, "Paris\n")
-    assert errors.startswith("kvpair: the daemon went away before the answer was whole")
-    assert errors.count("\n") == 1
+    assert (code, output) == (1, "Pari\n")
+    told = errors.removeprefix(notes(1, 2, 3))
+    assert told.startswith("kvpair: the daemon went away before the answer was whole")
+    assert told.count("\n") == 1
 
 
-def test_json_of_an_answer_that_broke_off_makes_nothing_up(serve: Serve, kvpair: Kvpair) -> None:
-    serve(Answering(*PARIS[:2]))
+def test_json_of_an_answer_that_stays_broken_makes_nothing_up(serve: Serve, kvpair: Kvpair) -> None:
+    serve(BreakingOff(num_losses=9))
     code, output, _ = kvpair("generate", "--json", "x")
     assert code == 1
     answer = json.loads(output)
-    assert (answer["reason"], answer["text"], answer["tokens"]) == ("error", "Paris", [10])
-    assert answer["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 1}
+    assert (answer["reason"], answer["text"]) == ("error", "Pari")
+    assert answer["tokens"] == [10, 11, 12, 13]
+    assert answer["usage"] == {"prompt_tokens": 3, "cached_tokens": 0, "completion_tokens": 4}
     assert answer["timings_ms"]["total"] is None
+
+
+def test_an_interrupt_ends_the_wait_for_a_daemon(serve: Serve, kvpair: Kvpair) -> None:
+    """The user has seen the note and does not want to wait for a minute."""
+    hung_up = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.receive()
+        peer.send(ACCEPTED, Tokens(index=0, ids=[10], text="Paris"))
+        assert hung_up.wait(30)
+
+    daemon = serve(script)
+    with kvpair.start("generate", "x") as process:
+        assert read(process, 5) == "Paris"
+        daemon.stop_listening()
+        hung_up.set()
+        assert process.stderr is not None
+        assert "resuming" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    assert (output, errors) == ("\n", "kvpair: cancelled after 1 tokens\n")
+    assert process.returncode == 130
 
 
 def cancelling(after_cancel: Script) -> Script:
@@ -280,6 +369,23 @@ def test_a_locale_without_the_character_shows_a_question_mark(serve: Serve, kvpa
         (["--top-k=-1", "x"], 2, "--top-k"),
         (["--seed=-1", "x"], 2, "--seed"),
         (["--stop=", "x"], 2, "--stop"),
+        ([f"--stop={'a' * 1025}", "x"], 2, "at most 1024 characters"),
+        ([*(f"--stop={i}" for i in range(17)), "x"], 2, "--stop is given 17 times; 16 is the most"),
+        (["--min-p=1.5", "x"], 2, "--min-p"),
+        (["--min-p=nan", "x"], 2, "--min-p"),
+        (["--repetition-penalty=0", "x"], 2, "--repetition-penalty"),
+        (["--presence-penalty=101", "x"], 2, "--presence-penalty"),
+        (["--frequency-penalty=-101", "x"], 2, "--frequency-penalty"),
+        (["--frequency-penalty=nan", "x"], 2, "--frequency-penalty is not a number"),
+        (["--logit-bias=7", "x"], 2, "--logit-bias '7' is no ID=BIAS"),
+        (["--logit-bias=a=1", "x"], 2, "--logit-bias 'a=1' is no ID=BIAS"),
+        (["--logit-bias=-1=1", "x"], 2, "the id must be from 0 to 2147483647"),
+        (["--logit-bias=1=nan", "x"], 2, "the bias must be from -100 to 100"),
+        (["--logit-bias=1=101", "x"], 2, "the bias must be from -100 to 100"),
+        (["--logit-bias=1=1", "--logit-bias=1=2", "x"], 2, "--logit-bias names a token twice"),
+        (["--min-tokens=5", "--max-tokens=4", "x"], 2, "--min-tokens 5 is above --max-tokens 4"),
+        (["--logprobs=21", "--json", "x"], 2, "--logprobs"),
+        (["--logprobs=2", "x"], 2, "--logprobs is told with --json only"),
         ([""], 2, "the prompt is empty"),
         (["x"], 69, "no socket at"),
         (["--socket=/" + "x" * 107, "x"], 78, "has 108 bytes, and the kernel takes at most 107"),
@@ -301,3 +407,13 @@ def test_stdin_that_is_no_text_is_named(kvpair: Kvpair) -> None:
     code, output, errors = kvpair("generate", "-", text="ok\udcff")
     assert (code, output) == (2, "")
     assert errors == "kvpair: the prompt on stdin is not UTF-8 (byte 2)\n"
+
+
+def test_json_tells_probabilities_where_they_were_asked_for(serve: Serve, kvpair: Kvpair) -> None:
+    told = TokenLogprob(logprob=-0.5, top_ids=[10, 3], top_logprobs=[-0.5, -1.5])
+    serve(Answering(ACCEPTED, Tokens(index=0, ids=[10], text="P", logprobs=[told]), end()))
+    code, output, _ = kvpair("generate", "--json", "--logprobs=2", "x")
+    assert code == 0
+    assert json.loads(output)["logprobs"] == [
+        {"logprob": -0.5, "top_ids": [10, 3], "top_logprobs": [-0.5, -1.5]}
+    ]

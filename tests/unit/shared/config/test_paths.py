@@ -66,9 +66,26 @@ def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    os.chown(tmp_path, 12345, -1)
+    """Where anybody may put one, as in /tmp, that user may have waited for us."""
+    tmp_path.chmod(0o1777)
+    folder = tmp_path / "kvpair"
+    folder.mkdir()
+    os.chown(folder, 12345, -1)
     with pytest.raises(EnvironmentUnsupportedError, match="belongs to the user with number 12345"):
-        check_socket_directory(tmp_path)
+        check_socket_directory(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_that_only_root_can_have_put_there_may_belong_to_anybody(tmp_path: Path) -> None:
+    """/run/kvpair is the daemons' user's, and members of its group are to trust it."""
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "kvpair"
+    folder.mkdir(mode=0o750)
+    os.chown(folder, 12345, -1)
+    check_socket_directory(folder)
+    tmp_path.chmod(0o775)  # whoever is in root's group could have moved it
+    with pytest.raises(EnvironmentUnsupportedError, match="belongs to the user with number 12345"):
+        check_socket_directory(folder)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

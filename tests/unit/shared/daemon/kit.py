@@ -41,14 +41,16 @@ class RecordingService(Service):
     def __init__(self, name: DaemonName, folder: Path, settings: dict[str, object]) -> None:
         self._null = os.open(os.devnull, os.O_WRONLY)
         self.log_writer = LogWriter(self._null, render_dropped=lambda _: b"")
+        resolved = resolve(
+            environ={"KVPAIR_SOCKET": str(folder / "p.sock")},
+            flags=[parse_assignment(f"{key}={value}") for key, value in settings.items()],
+            num_cores=2,
+            system_file=folder / "none",
+        )
         super().__init__(
             name=name,
-            resolved=resolve(
-                environ={"KVPAIR_SOCKET": str(folder / "p.sock")},
-                flags=[parse_assignment(f"{key}={value}") for key, value in settings.items()],
-                num_cores=2,
-                system_file=folder / "none",
-            ),
+            resolved=resolved,
+            reread=lambda: resolved,
             writer=self.log_writer,
             notifier=Notifier(None),
             clock=FakeClock(),

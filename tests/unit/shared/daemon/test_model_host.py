@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import Sampling
 from shared.daemon.fingerprint import fingerprint
-from shared.daemon.model_host import ModelHost, sampling_params
+from shared.daemon.model_host import ModelHost
 from shared.kv.errors import LayoutError
 from shared.model.errors import ModelError
 from tests.unit.shared.daemon.kit import load_host
@@ -55,14 +54,3 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
 def test_a_pool_of_nothing_but_the_reserved_block_is_refused(model_file: Path) -> None:
     with pytest.raises(LayoutError, match="num_blocks"):
         load_host(model_file, num_blocks=1)
-
-
-def test_sampling_goes_to_the_engine_as_it_came() -> None:
-    params = sampling_params(Sampling(temperature=0.5, top_k=3, top_p=0.25, seed=9))
-    assert (params.temperature, params.top_k, params.top_p, params.seed) == (0.5, 3, 0.25, 9)
-
-
-def test_an_unresolved_seed_never_reaches_the_engine() -> None:
-    """Two daemons that each drew one would continue each other's answer wrongly."""
-    with pytest.raises(ValueError, match="the seed was not resolved"):
-        sampling_params(Sampling())

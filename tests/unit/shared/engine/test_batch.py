@@ -66,6 +66,14 @@ def test_hidden_states_are_wanted_where_a_token_is_sampled() -> None:
     decode = SequenceStep(
         token_ids=[5], start_position=8, block_table=[1, 2, 4], sampling=SamplingParams()
     )
-    assert build_batch([STEP, decode, STEP], LAYOUT, CPU).output_rows == (3,)
-    assert build_batch([STEP], LAYOUT, CPU).output_rows == ()
+
+    def rows_of(*steps: SequenceStep) -> list[int]:
+        batch = build_batch(steps, LAYOUT, CPU)
+        assert batch.output_rows is not None
+        assert batch.output_index is not None
+        assert batch.output_index.tolist() == list(batch.output_rows)
+        return list(batch.output_rows)
+
+    assert rows_of(STEP, decode, STEP) == [3]
+    assert rows_of(STEP) == []
     assert build_batch([STEP, decode], LAYOUT, CPU, all_outputs=True).output_rows is None

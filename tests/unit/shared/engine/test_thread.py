@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,12 +99,16 @@ def test_no_threads_is_refused() -> None:
 
 def test_stopping_waits_for_a_running_call_no_longer_than_it_is_told() -> None:
     """A daemon that is told to end while it loads a model must not look hung."""
-    may_end = threading.Event()
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def load() -> None:
+        has_begun.set()
+        may_end.wait()
 
     async def scene() -> None:
         engine = EngineThread(num_threads=1)
-        running = asyncio.ensure_future(engine.run(may_end.wait))
-        await asyncio.sleep(0)
+        running = asyncio.ensure_future(engine.run(load))
+        await asyncio.to_thread(has_begun.wait)
         await engine.stop(grace_s=0.01)
         assert engine.is_busy
         may_end.set()
@@ -112,3 +117,63 @@ def test_stopping_waits_for_a_running_call_no_longer_than_it_is_told() -> None:
         assert not engine.is_busy
 
     asyncio.run(scene())
+
+
+def test_a_probe_moves_the_count_of_an_idle_thread_and_waits_behind_a_busy_one() -> None:
+    """One probe at a time: a watchdog that asks a stuck engine every second must not pile up."""
+
+    async def main() -> None:
+        engine = EngineThread(num_threads=1)
+        engine.probe()
+        await engine.run(int)
+        assert engine.num_finished == 2
+        may_end = threading.Event()
+        running = asyncio.ensure_future(engine.run(may_end.wait))
+        await asyncio.sleep(0)
+        engine.probe()
+        assert engine.num_submitted == 3
+        may_end.set()
+        await running
+        await engine.stop()
+        engine.probe()
+        assert engine.num_submitted == 3
+
+    asyncio.run(main())
+
+
+def test_the_stack_tells_where_the_thread_is() -> None:
+    """It goes into the log of a daemon that is about to be killed; values could be prompts."""
+
+    async def main() -> None:
+        engine = EngineThread(num_threads=1)
+        assert engine.stack() == ""
+        is_in, may_end = threading.Event(), threading.Event()
+
+        def get_stuck(secret: str) -> str:
+            is_in.set()
+            may_end.wait()
+            return secret
+
+        running = asyncio.ensure_future(engine.run(get_stuck, "my prompt"))
+        await asyncio.to_thread(is_in.wait)
+        stack = engine.stack()
+        may_end.set()
+        await running
+        await engine.stop()
+        assert "in get_stuck" in stack
+        assert "my prompt" not in stack
+
+    asyncio.run(main())
+
+
+def test_the_kernel_knows_the_threads_name() -> None:
+    """`top -H` and debuggers show it, which know nothing of Python's names."""
+
+    async def main() -> str:
+        engine = EngineThread(num_threads=1, name="a-name-longer-than-fifteen-bytes")
+        try:
+            return await engine.run(lambda: Path("/proc/thread-self/comm").read_text())
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(main()) == "a-name-longer-t\n"

@@ -30,7 +30,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 def test_only_what_a_user_can_mend_is_told_as_a_users_error() -> None:
     """Everything else is the peer's fault or a bug of ours, and gets its traceback."""
     told = {name for name, kind in CLASSES.items() if issubclass(kind, KvpairError)}
-    assert told == {"LayoutError", "PoolAllocationError"}
+    assert told == {"LayoutError", "PoolAllocationError", "CudaUnavailableError"}
     assert errors.PoolAllocationError.exit_code is ExitCode.CONFIG
 
 

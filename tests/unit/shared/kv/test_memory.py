@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.kv.errors import PoolAllocationError
-from shared.kv.memory import available_bytes, require_available
+from shared.kv.memory import available_bytes, blocks_from_memory, require_available
 
 MEMINFO = "MemTotal:       24689152 kB\nMemFree:  1000 kB\nMemAvailable:    2048 kB\n"
 
@@ -47,3 +47,40 @@ def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
     require_available(1)
     with pytest.raises(PoolAllocationError, match=r"1125899906842624 bytes: \d+ bytes of memory"):
         require_available(1 << 50)
+
+
+def test_a_pool_takes_its_share_of_the_free_memory() -> None:
+    """Rounded down to what can be allocated, so that the share is never passed."""
+    num_blocks = blocks_from_memory(
+        free_bytes=100 << 20, total_bytes=1 << 40, fraction=0.5, block_bytes=3 << 20
+    )
+    assert num_blocks == 16
+    assert (
+        blocks_from_memory(free_bytes=5 << 20, total_bytes=8 << 20, fraction=1, block_bytes=1 << 20)
+        == 4
+    )
+
+
+def test_block_ids_bound_a_pool_whatever_the_memory() -> None:
+    """They are int32 on the device."""
+    assert (
+        blocks_from_memory(free_bytes=1 << 50, total_bytes=1 << 50, fraction=1, block_bytes=16)
+        == (1 << 31) - 1
+    )
+
+
+def test_two_daemons_whose_shares_add_up_to_one_both_fit() -> None:
+    """In whatever order they look, and at once too."""
+    free_bytes, block_bytes = 80 << 30, 5_242_880
+    one = blocks_from_memory(
+        free_bytes=free_bytes, total_bytes=free_bytes, fraction=0.5, block_bytes=block_bytes
+    )
+    assert 2 * one * block_bytes <= free_bytes
+
+
+@pytest.mark.parametrize("free_bytes", [0, 10 << 20])
+def test_a_share_that_holds_no_block_is_refused_with_the_numbers(free_bytes: int) -> None:
+    with pytest.raises(PoolAllocationError, match=rf"0\.3 of the {free_bytes} bytes .* 8388608"):
+        blocks_from_memory(
+            free_bytes=free_bytes, total_bytes=8 << 20, fraction=0.3, block_bytes=2 << 20
+        )

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from shared.kv.cuda_ipc import CudaIpcMapping, CudaIpcPool
+from shared.kv.cuda_pool import LocalCudaPool
 from shared.kv.errors import PoolAllocationError, PoolClosedError, PoolInUseError
 from shared.kv.layout import DTypeName, KVLayout
 from shared.kv.memfd import MemfdMapping, MemfdPool
 from shared.kv.pool import TORCH_DTYPES, KVPool, LocalPool
+from tests.support.fake_cuda import FakeCuda, FakeGpus
 
 Maker = Callable[[KVLayout], KVPool]
 
@@ -28,11 +31,37 @@ def make_mapping(layout: KVLayout) -> MemfdMapping:
     return mapping
 
 
-MAKERS: list[Maker] = [LocalPool, MemfdPool.create, make_mapping]
-WRITABLE: list[Maker] = [LocalPool, MemfdPool.create]
+def make_cuda_local(layout: KVLayout, fill: float | None = None) -> LocalCudaPool:
+    return LocalCudaPool.create(layout, device=0, fill=fill, runtime=FakeCuda(FakeGpus()))
 
 
-@pytest.fixture(params=MAKERS, ids=["local", "memfd", "mapping"])
+def make_cuda_ipc(layout: KVLayout, fill: float | None = None) -> CudaIpcPool:
+    return CudaIpcPool.create(layout, device=0, fill=fill, runtime=FakeCuda(FakeGpus()))
+
+
+def make_cuda_mapping(layout: KVLayout) -> CudaIpcMapping:
+    """Map a pool whose maker is gone already."""
+    gpus = FakeGpus()
+    pool = CudaIpcPool.create(layout, device=0, runtime=FakeCuda(gpus))
+    mapping = CudaIpcMapping.open(pool.export(), layout, device=0, runtime=FakeCuda(gpus))
+    pool.close()
+    return mapping
+
+
+MAKERS: list[Maker] = [
+    LocalPool,
+    MemfdPool.create,
+    make_mapping,
+    make_cuda_local,
+    make_cuda_ipc,
+    make_cuda_mapping,
+]
+WRITABLE: list[Maker] = [LocalPool, MemfdPool.create, make_cuda_local, make_cuda_ipc]
+
+
+@pytest.fixture(
+    params=MAKERS, ids=["local", "memfd", "mapping", "cuda local", "cuda ipc", "cuda mapping"]
+)
 def pool(request: pytest.FixtureRequest, layout: KVLayout) -> Iterator[KVPool]:
     """Each kind of pool in turn."""
     pool = request.param(layout)
@@ -72,7 +101,7 @@ def test_what_is_written_stays(maker: Maker, layout: KVLayout) -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("maker", [LocalPool, MemfdPool.create])
+@pytest.mark.parametrize("maker", WRITABLE)
 def test_a_pool_can_be_made_poisonous(maker: Callable[..., KVPool], layout: KVLayout) -> None:
     """Filled with NaN, it shows whoever reads what was never written."""
     pool = maker(layout, fill=math.nan)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
+import torch
 
 from shared.kv.errors import PoolMappingError
 from shared.kv.layout import KVLayout
@@ -16,6 +17,7 @@ from shared.kv.pool import LocalPool
 from shared.kv.proof import (
     NUM_READINGS,
     PATTERN_BYTES,
+    _windows,
     measure_bandwidth,
     pattern_bytes,
     read_digest,
@@ -98,6 +100,14 @@ def test_the_best_reading_is_the_one_that_counts(mapping: MemfdMapping, layout: 
     ticks = iter([0.0, 5.0, 10.0, 10.5, 20.0, 22.0])
     rate = measure_bandwidth(mapping, clock=lambda: next(ticks))
     assert rate == pytest.approx(layout.kv_bytes / 0.5 / 1e9)
+
+
+def test_readings_are_of_other_bytes_where_there_are_as_many() -> None:
+    """The second reading of the same bytes would be one of the processor's caches."""
+    memory = torch.arange(64, dtype=torch.uint8)
+    assert [int(window[0]) for window in _windows(memory, 16)] == [0, 16, 32]
+    assert [int(window[0]) for window in _windows(memory, 30)] == [0, 24, 32]
+    assert [(int(window[0]), len(window)) for window in _windows(memory, 64)] == [(0, 64)] * 3
 
 
 def test_a_clock_that_stands_still_gives_a_finite_rate(mapping: MemfdMapping) -> None:

@@ -114,6 +114,46 @@ def test_a_value_whose_text_fails_does_not_fail_its_line(pipe: Pipe, writer: Log
     assert pipe.lines()[0]["value"] == "<Broken, whose text failed: RuntimeError>"
 
 
+def test_a_value_that_fails_when_it_is_looked_at_costs_its_line_only(
+    pipe: Pipe, writer: LogWriter
+) -> None:
+    """Whoever logs must never fail by it, whatever it logs."""
+
+    class Broken(dict[str, int]):
+        def items(self) -> Any:  # noqa: ANN401 - never returns
+            raise RuntimeError("no items")
+
+    logs.get_logger().info("pool.mapped", value=Broken(a=1))
+    assert writer.shutdown(FLUSH_S)
+    (line,) = pipe.lines()
+    assert (line["event"], line["level"]) == ("pool.mapped", "info")
+    assert line["unrendered"] == "its values failed: RuntimeError"
+
+
+def test_a_line_that_is_dropped_by_a_destructor_in_mid_drop_blocks_nobody(pipe: Pipe) -> None:
+    """Garbage is collected anywhere, also between two halves of a count: no lock may be held."""
+    writer = LogWriter(pipe.writer.fileno(), render_dropped=lambda _: b"", max_lines=0)
+
+    class LogsAtItsEnd:
+        def __del__(self) -> None:
+            writer.put(b"again\n")
+
+    def dropping() -> None:
+        garbage = LogsAtItsEnd()
+        writer.put(b"line\n")
+        del garbage
+
+    threads = [threading.Thread(target=lambda: [dropping() for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    looks = [writer.num_dropped for _ in range(100)]
+    for thread in threads:
+        thread.join(FLUSH_S)
+    assert writer.num_dropped == 4000
+    assert looks == sorted(looks)
+    assert writer.shutdown(FLUSH_S)
+
+
 def test_an_exception_keeps_the_end_of_its_traceback(pipe: Pipe, writer: LogWriter) -> None:
     """A deep recursion's traceback is long, and the fault stands last."""
     try:

@@ -18,10 +18,18 @@ stop_id_sets = st.frozensets(st.integers(0, len(BYTES) - 1), max_size=2)
 
 
 def assembler(
-    *, max_tokens: int = 100, stop_ids: frozenset[int] = frozenset(), stop: tuple[str, ...] = ()
+    *,
+    max_tokens: int = 100,
+    min_tokens: int = 0,
+    stop_ids: frozenset[int] = frozenset(),
+    stop: tuple[str, ...] = (),
 ) -> AnswerAssembler:
     return AnswerAssembler(
-        BYTES.__getitem__, max_tokens=max_tokens, stop_ids=stop_ids, stop_strings=stop
+        BYTES.__getitem__,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_ids=stop_ids,
+        stop_strings=stop,
     )
 
 
@@ -240,3 +248,28 @@ def _running_counts(pieces: list[Piece]) -> list[int]:
         counts.append(total)
         total += len(piece.ids)
     return counts
+
+
+# --- shortest answers ------------------------------------------------------------------------
+
+
+def test_stop_strings_and_stop_ids_end_nothing_before_the_shortest_answer() -> None:
+    """Text of the first ids is not even held back: no stop string can come of it."""
+    answer = assembler(min_tokens=3, stop_ids=frozenset({CONTROL}), stop=("ab",))
+    assert push_all(answer, [A, B, CONTROL]) == [
+        Piece(0, [A], "a", None),
+        Piece(1, [B], "b", None),
+        Piece(2, [CONTROL], "", None),
+    ]
+    assert answer.push(CONTROL) == Piece(3, [CONTROL], "", "stop")
+
+
+def test_a_stop_string_that_begins_in_the_shortest_answer_is_none() -> None:
+    """Only text behind it is searched."""
+    answer = assembler(min_tokens=1, stop=("ab",))
+    assert [piece.finish for piece in push_all(answer, [A, B, AB])] == [None, None, "stop"]
+
+
+def test_the_longest_answer_may_be_the_shortest() -> None:
+    answer = assembler(min_tokens=2, max_tokens=2, stop=("b",))
+    assert [piece.finish for piece in push_all(answer, [A, B])] == [None, "length"]

@@ -15,6 +15,7 @@ def kept_by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.
     """Return the ids that transformers' warpers leave, in `generate`'s order."""
     from transformers import (
         LogitsProcessorList,
+        MinPLogitsWarper,
         TemperatureLogitsWarper,
         TopKLogitsWarper,
         TopPLogitsWarper,
@@ -25,6 +26,8 @@ def kept_by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.
         warpers.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
         warpers.append(TopPLogitsWarper(params.top_p))
+    if params.min_p:
+        warpers.append(MinPLogitsWarper(params.min_p))
     scores = warpers(torch.zeros(1, 1, dtype=torch.int64), logits.unsqueeze(0))
     (ids,) = torch.isfinite(scores[0]).nonzero(as_tuple=True)
     return ids
@@ -32,14 +35,15 @@ def kept_by_transformers(logits: torch.Tensor, params: SamplingParams) -> torch.
 
 @pytest.mark.parametrize("top_k", [0, 1, 40, 2500, VOCAB_SIZE + 5])
 @pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 1e-6])
+@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.3, 1.0])
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 def test_the_draw_is_among_the_tokens_that_transformers_keeps(
-    temperature: float, top_k: int, top_p: float
+    temperature: float, min_p: float, top_k: int, top_p: float
 ) -> None:
     """A user who brings settings from there must get the same set of tokens."""
     torch.manual_seed(0)
     logits = torch.randn(VOCAB_SIZE) * 3
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     ids, scaled = candidates(logits, params)
     assert torch.equal(ids, kept_by_transformers(logits, params))
     expected = (logits / temperature)[ids]
@@ -151,6 +155,16 @@ def test_a_vanishing_temperature_is_greedy() -> None:
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", float("nan")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", float("inf")),
+        ("logit_bias", ((3, float("nan")),)),
+        ("logit_bias", ((3, float("inf")),)),
+        ("min_tokens", -1),
         ("seed", -1),
         ("seed", 1 << 64),
     ],

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,14 +154,38 @@ def test_a_signal_while_loading_does_not_wait(run: Run) -> None:
         assert daemon.end()[0] == 0
 
 
-def test_a_hangup_is_logged_and_survived(run: Run) -> None:
-    daemon = run(SERVE)
+def test_a_hangup_reads_the_configuration_again(run: Run, tmp_path: Path) -> None:
+    """What a serving daemon can take is taken; the rest is named and waits for a restart."""
+    file = tmp_path / "kvpair.toml"
+    file.write_text("[limits]\ndrain_timeout_s = 1\n")
+    daemon = run(SERVE + "say(f'{service.config.limits.drain_timeout_s:g}')", "--config", str(file))
     daemon.wait_for("serving")
+    file.write_text("[limits]\ndrain_timeout_s = 7\n[pool]\nnum_blocks = 9\n[log]\nlevel = 'info'")
+    daemon.process.send_signal(signal.SIGHUP)
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.wait_for("7")
+    code, lines = daemon.end()
+    assert code == 0
+    (done,) = [line for line in lines if line["event"] == "reload.done"]
+    assert done["changed"] == {"limits.drain_timeout_s": 7}
+    (rest,) = [line for line in lines if line["event"] == "reload.needs-restart"]
+    assert rest["keys"] == ["pool.num_blocks"]
+
+
+def test_a_hangup_over_a_broken_file_changes_nothing(run: Run, tmp_path: Path) -> None:
+    """Whoever edits it makes mistakes; the daemon goes on with what it has."""
+    file = tmp_path / "kvpair.toml"
+    file.write_text("")
+    daemon = run(SERVE, "--config", str(file))
+    daemon.wait_for("serving")
+    file.write_text("[limits]\ndrain_timeout_s = 'soon'\n")
     daemon.process.send_signal(signal.SIGHUP)
     daemon.process.send_signal(signal.SIGTERM)
     code, lines = daemon.end()
     assert code == 0
-    assert "reload.ignored" in events(lines)
+    (refused,) = [line for line in lines if line["event"] == "reload.refused"]
+    assert "limits.drain_timeout_s = 'soon'" in refused["error"]
+    assert "exception" not in refused
 
 
 @pytest.mark.parametrize(
@@ -275,12 +299,34 @@ def test_the_service_manager_hears_ready_and_stopping(run: Run, tmp_path: Path) 
         daemon.wait_for("serving")
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.end()[0] == 0
-        received = [manager.recv(4096) for _ in range(3)]
-    assert received == [
-        b"READY=1\nSTATUS=waiting-for-peer",
-        b"STATUS=serving",
-        b"STOPPING=1\nSTATUS=draining",
+        manager.setblocking(False)
+        received = []
+        with suppress(BlockingIOError):
+            while True:
+                received.append(manager.recv(4096))
+    *received, stopping, last = received
+    loading = (b"STATUS=loading", b"EXTEND_TIMEOUT_USEC=")
+    # prefilld is ready once it serves: alone it could answer nobody.
+    assert [told for told in received if not told.startswith(loading)] == [
+        b"STATUS=waiting for decoded",
+        b"READY=1",
+        b"STATUS=serving no requests",
     ]
+    assert stopping.startswith(b"STOPPING=1\nEXTEND_TIMEOUT_USEC=44")
+    assert last == b"STATUS=draining, no requests left"
+
+
+def test_a_service_manager_reads_a_refusal_in_its_journals_form(run: Run, tmp_path: Path) -> None:
+    """Every line in the journal is JSON, also that of a daemon which never began."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        daemon = run("pass", "--set=pool.num_blocks=none", NOTIFY_SOCKET=str(tmp_path / "notify"))
+        code, (line,) = daemon.end()
+        manager.setblocking(False)
+        told = manager.recv(4096).decode()
+    assert (code, line["event"], line["exit_code"]) == (78, "daemon.refused", 78)
+    assert told == f"STATUS=refused: {line['error']}"
+    assert "pool.num_blocks = 'none'" in told
 
 
 def test_the_app_sees_its_configuration_and_what_both_daemons_tell(run: Run) -> None:

@@ -1,0 +1,159 @@
+"""Turns on a GPU: copies and steps run beside each other, and both beside the host.
+
+A turn launches a step behind the one that is running and waits for that one, so between two steps
+the GPU finds the next one already there.  While it waits, it also looks after copies: each waits
+until prefilld's GPU has written what is to be copied, runs on a stream of its own, and is reported
+when the host has seen its end; whatever is launched afterwards is ordered behind it.
+
+Whether blocks are written is asked, and asked again, and never waited for on the GPU: a stream that
+waits for an event of a process that was killed waits for ever, and with it the whole device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decoded.turns import CopyDone, CopyJob, TurnResult
+from shared.clock import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.engine.block_puller import BlockPuller, PendingCopy
+    from shared.engine.decoding import Decoder, DecodeStep
+
+POLL_S = 20e-6
+"""Pause between two looks: short against a step; the interpreter is free meanwhile."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Copy:
+    job: CopyJob
+    deadline_ns: int
+    """Until when the blocks must be written."""
+    start_ns: int = 0
+    pending: PendingCopy | None = None
+    """Once it was launched."""
+
+
+class OverlappedTurns:
+    """See `decoded.turns.Turns`.
+
+    Args:
+        decoder: What computes steps.
+        puller: What copies blocks.
+        event_timeout_s: How long blocks may be announced and not written.
+    """
+
+    copies_beside_steps = True
+
+    def __init__(self, decoder: Decoder, puller: BlockPuller, *, event_timeout_s: float) -> None:
+        self._decoder, self._puller = decoder, puller
+        self._event_timeout_ns = int(event_timeout_s * NS_PER_S)
+        self._submitted: deque[CopyJob] = deque()
+        """Handed over from the event loop's thread."""
+        self._copies: list[_Copy] = []
+        self._is_interrupted = False
+        self._launched_ns: deque[int] = deque()
+        self._last_done_ns = 0
+
+    @property
+    def depth(self) -> int:
+        """See `Turns.depth`."""
+        return self._decoder.depth
+
+    def submit(self, job: CopyJob) -> None:
+        """See `Turns.submit`."""
+        self._submitted.append(job)
+
+    def interrupt(self) -> None:
+        """See `Turns.interrupt`."""
+        self._is_interrupted = True
+
+    def take(self, steps: Sequence[DecodeStep]) -> TurnResult:
+        """See `Turns.take`."""
+        decoder = self._decoder
+        if steps:
+            decoder.launch(steps)
+            self._launched_ns.append(time.monotonic_ns())
+        is_full = decoder.num_in_flight >= decoder.depth
+        must_wait = is_full or not steps
+        copies: list[CopyDone] = []
+        while True:
+            copies += self._look_after_copies()
+            if decoder.num_in_flight and decoder.is_done():
+                return self._step_done(copies)
+            # With room for another step, whatever may add to it is reported at once.
+            if not is_full and (copies or self._is_interrupted or not must_wait):
+                break
+            if not decoder.num_in_flight and not self._copies and not self._submitted:
+                break
+            time.sleep(POLL_S)
+        self._is_interrupted = False
+        return TurnResult(copies=copies, token_ids=None, step_done_ns=time.monotonic_ns())
+
+    def _step_done(self, copies: list[CopyDone]) -> TurnResult:
+        token_ids = self._decoder.collect()
+        done_ns = time.monotonic_ns()
+        # It began when it was launched, or when the step before it ended.
+        began_ns = max(self._launched_ns.popleft(), self._last_done_ns)
+        self._last_done_ns = done_ns
+        self._is_interrupted = False
+        return TurnResult(
+            copies=copies,
+            token_ids=token_ids,
+            step_done_ns=done_ns,
+            step_seconds=(done_ns - began_ns) / NS_PER_S,
+        )
+
+    def _look_after_copies(self) -> list[CopyDone]:
+        """Launch copies whose blocks are written; return those that are over."""
+        if not self._copies and not self._submitted:
+            return []
+        now_ns = time.monotonic_ns()
+        while self._submitted:
+            job = self._submitted.popleft()
+            self._copies.append(_Copy(job=job, deadline_ns=now_ns + self._event_timeout_ns))
+        over: list[CopyDone] = []
+        left: list[_Copy] = []
+        for copy in self._copies:
+            if copy.pending is None:
+                self._try_start(copy, now_ns)
+            if copy.pending is None:
+                is_over = self._is_hopeless(copy, now_ns)
+            else:
+                is_over = copy.pending.is_done()
+            if is_over:
+                over.append(
+                    CopyDone(
+                        job=copy.job,
+                        is_complete=copy.pending is not None,
+                        start_ns=copy.start_ns or now_ns,
+                        done_ns=time.monotonic_ns(),
+                    )
+                )
+            else:
+                left.append(copy)
+        self._copies = left
+        return over
+
+    def _try_start(self, copy: _Copy, now_ns: int) -> None:
+        blocks, pool = copy.job.copy, copy.job.session.peer_pool
+        if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
+            return
+        copy.start_ns = now_ns
+        copy.pending = self._puller.start(
+            pool.kv,
+            blocks.sources,
+            blocks.targets,
+            is_busy=self._decoder.num_in_flight > 0,
+        )
+
+    def _is_hopeless(self, copy: _Copy, now_ns: int) -> bool:
+        """Whether a copy will never start: its writer is gone or stuck, or took the blocks back."""
+        session = copy.job.session
+        is_revoked = not session.peer_pool.is_valid(copy.job.copy)
+        return is_revoked or session.is_lost or now_ns >= copy.deadline_ns

@@ -1,0 +1,76 @@
+"""What computes prompts, and the pool that they are computed into: on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shared.engine.batch import SequenceStep
+from shared.engine.device_stream import DeviceStream
+from shared.engine.prefilling import EagerPrefiller
+from shared.engine.runner import ModelRunner
+from shared.engine.stream_prefiller import StreamPrefiller
+from shared.kv.cuda_ipc import CudaIpcPool
+from shared.kv.layout import RESERVED_BLOCK
+from shared.kv.memfd import MemfdPool
+from shared.ops.sampler import warm_up_sampler
+from shared.ops.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from shared.daemon.devices import Device
+    from shared.daemon.model_host import ModelHost
+    from shared.engine.prefilling import Prefiller
+    from shared.kv.layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefillEngine:
+    """One engine over one pool."""
+
+    pool: MemfdPool | CudaIpcPool
+    prefiller: Prefiller
+
+
+def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -> PrefillEngine:
+    """Allocate the pool and build what computes into it.  On the engine thread.
+
+    Raises:
+        PoolAllocationError: There is no room for the pool.
+        CudaCallError: CUDA failed, or is not there.
+    """
+    if device.index is None:
+        pool = MemfdPool.create(host.layout)
+        runner = ModelRunner(host.model, pool.kv, host.layout)
+        return PrefillEngine(pool=pool, prefiller=EagerPrefiller(runner))
+    cuda_pool = CudaIpcPool.create(host.layout, device=device.index)
+    runner = ModelRunner(host.model, cuda_pool.kv, host.layout)
+    prefiller = StreamPrefiller(runner, DeviceStream(host.model.device), cuda_pool.record)
+    longest = (host.layout.num_blocks - 1) * host.layout.block_size
+    host.model.prepare_prefill(
+        cuda_pool.kv,
+        max_query_len=token_budget,
+        max_context_len=min(longest, host.spec.max_context_tokens),
+    )
+    warm_up_sampler(host.model.device, host.spec.vocab_size)
+    _warm_up(prefiller, host.layout, token_budget)
+    return PrefillEngine(pool=cuda_pool, prefiller=prefiller)
+
+
+def _warm_up(prefiller: Prefiller, layout: KVLayout, token_budget: int) -> None:
+    """Have every kernel compiled before the first prompt waits for it.
+
+    No block is anybody's yet, so the steps write where they like.
+    """
+    blocks = list(range(RESERVED_BLOCK + 1, layout.num_blocks))
+    longest = min(token_budget, len(blocks) * layout.block_size // 2)
+    lengths = sorted({1, min(17, longest), longest // 4 or 1, longest // 2 or 1, longest})
+    for length in lengths:
+        for start in (0, longest):  # a prompt's beginning, and its continuation
+            step = SequenceStep(
+                token_ids=[0] * length,
+                start_position=start,
+                block_table=blocks,
+                sampling=SamplingParams(),
+            )
+            prefiller.launch([step])
+            prefiller.collect()

@@ -1,0 +1,214 @@
+"""The pair on one or two GPUs, seen from its clients; every figure as DESIGN's table defines it.
+
+    python -m tests.benchmarks.gpu_pair --json FILE --commit HASH
+
+Random weights of a named shape: compute and KV are real, the text is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from tests.benchmarks.stream_clients import Ask, Clients, Heard
+from tests.support.pair import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LLAMA_8B, LLAMA_70B = "random:llama-3.1-8b", "random:llama-3-70b"
+VOCAB_SIZE = 128_256
+START_TIMEOUT_S = 300.0
+
+Figures = dict[str, float]
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return a percentile by linear interpolation."""
+    return float(np.percentile(values, percent))
+
+
+@contextmanager
+def running_pair(model: str, devices: tuple[str, str], **settings: object) -> Iterator[Pair]:
+    """Run a pair on these devices, in bfloat16, and say how long it took to serve."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        pair = Pair(
+            Path(folder),
+            model=model,
+            settings={
+                "model.dtype": "bfloat16",
+                "prefilld.device": devices[0],
+                "decoded.device": devices[1],
+                "pool.num_blocks": 0,
+                "decoded.num_blocks": 0,
+                "decoded.max_batch": 64,
+                "log.level": "info",
+            }
+            | {key.replace("__", "."): value for key, value in settings.items()},
+            start_timeout_s=START_TIMEOUT_S,
+        )
+        try:
+            with pair:
+                print(f"{model} on {devices}: {time.monotonic() - began_s:.0f} s", flush=True)
+                yield pair
+        except BaseException:
+            print(pair.tail(30), flush=True)
+            raise
+
+
+def handover_figures(
+    clients: Clients, lengths: Sequence[int], *, num_asks: int, prefix: str = ""
+) -> Figures:
+    """Return TTFT, TPOT, gap and cost of the hand-over at batch 1, medians."""
+    figures: Figures = {}
+    for length in lengths:
+        heard = [
+            clients.hear(
+                [Ask(num_prompt_tokens=length, num_tokens=34, seed=1000 * length + number)],
+                lead_s=0.05,
+            )[0]
+            for number in range(num_asks + 1)
+        ][1:]
+        tpot_ms = statistics.median(itl for each in heard for itl in each.itls_ms[2:])
+        costs = [(each.token_ns[1] - each.first_token_ns) / 1e6 - tpot_ms for each in heard]
+        figures |= {
+            f"{prefix}ttft_ms_{length}": statistics.median(each.ttft_ms for each in heard),
+            f"{prefix}tpot_ms_bs1_{length}": tpot_ms,
+            f"{prefix}gap_ms_{length}": statistics.median(each.gap_ms for each in heard),
+            f"{prefix}handover_ms_{length}": statistics.median(costs),
+        }
+        stages = {
+            name: round(statistics.median(each.handoff_ms[name] for each in heard), 3)
+            for name in heard[0].handoff_ms
+        }
+        print(length, {k: round(v, 3) for k, v in figures.items() if k.endswith(f"_{length}")})
+        print("   stages since token 1 was known, ms:", stages, flush=True)
+    return figures
+
+
+def batch_itl_ms(clients: Clients, batch: int, *, num_tokens: int = 160) -> float:
+    """Return the median gap between tokens while `batch` streams of 1,000-token prompts run."""
+    asks = [
+        Ask(num_prompt_tokens=1000, num_tokens=num_tokens, seed=batch * 1000 + number)
+        for number in range(batch)
+    ]
+    heard = clients.hear(asks)
+    everybody_ns = max(each.token_ns[1] for each in heard)
+    first_end_ns = min(each.token_ns[-1] for each in heard)
+    return statistics.median(_itls_within(heard, everybody_ns, first_end_ns))
+
+
+def _itls_within(heard: Sequence[Heard], begin_ns: int, end_ns: int) -> list[float]:
+    return [
+        (b - a) / 1e6
+        for each in heard
+        for a, b in zip(each.token_ns[1:], each.token_ns[2:], strict=False)
+        if begin_ns <= a and b <= end_ns
+    ]
+
+
+def interference(clients: Clients, *, seconds: float = 6.0) -> Figures:
+    """Return what 16 streams feel of a 4,000-token prompt that arrives every quarter second."""
+    streams = [
+        Ask(num_prompt_tokens=1000, num_tokens=1800, seed=77_000 + number) for number in range(16)
+    ]
+    arrivals = [
+        Ask(num_prompt_tokens=4000, num_tokens=2, start_s=3.0 + 0.25 * number, seed=88_000 + number)
+        for number in range(int(seconds / 0.25))
+    ]
+    heard = clients.hear([*streams, *arrivals])
+    running = [each for each in heard if len(each.token_ns) > 2]
+    prompts = [each for each in heard if len(each.token_ns) == 2]
+    begin_ns = min(each.sent_ns for each in prompts)
+    end_ns = min(
+        min(each.token_ns[-1] for each in running), max(each.token_ns[-1] for each in prompts)
+    )
+    itls = _itls_within(running, begin_ns, end_ns)
+    before = _itls_within(running, max(each.token_ns[1] for each in running), begin_ns)
+    return {
+        "itl_p50_ms": percentile(itls, 50),
+        "itl_p99_ms": percentile(itls, 99),
+        "itl_max_ms": max(itls),
+        "itl_p99_over_p50": percentile(itls, 99) / percentile(itls, 50),
+        "itl_p50_alone_ms": percentile(before, 50),
+        "ttft_beside_p50_ms": percentile([each.ttft_ms for each in prompts], 50),
+        "ttft_beside_p99_ms": percentile([each.ttft_ms for each in prompts], 99),
+    }
+
+
+def adopt_us(pair: Pair, since: int = 0) -> list[float]:
+    """Return how long each HANDOFF waited for its ADOPT, as prefilld logged it."""
+    return [
+        float(line["waited_us"])
+        for line in pair.log("prefilld")[since:]
+        if line.get("event") == "handoff.adopted"
+    ]
+
+
+def two_gpus(devices: tuple[str, str], *, is_quick: bool) -> Figures:
+    """Measure the 8B shape; `devices` may also be one GPU twice."""
+    figures: Figures = {}
+    with (
+        running_pair(LLAMA_8B, devices) as pair,
+        Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=8) as clients,
+    ):
+        print(json.dumps(pair.status()["link"]), flush=True)
+        num_asks = 3 if is_quick else 7
+        figures |= handover_figures(clients, (512, 4000, 16_000), num_asks=num_asks)
+        figures["handoff_adopt_us_p50"] = percentile(adopt_us(pair), 50)
+        figures["itl_ms_bs16"] = batch_itl_ms(clients, 16)
+        num_lines = len(pair.log("prefilld"))
+        figures["itl_ms_bs64"] = batch_itl_ms(clients, 64)
+        figures["handoff_adopt_us_p99_bs64"] = percentile(adopt_us(pair, num_lines), 99)
+        figures |= interference(clients, seconds=3.0 if is_quick else 6.0)
+        if not is_quick:
+            figures |= handover_figures(clients, (64_000,), num_asks=3)
+    return figures
+
+
+def hardware() -> str:
+    """Describe the machine in words."""
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{len(names)} x {names[0]}, torch {torch.__version__}"
+
+
+def main() -> None:
+    """Measure, print a table, and write the file that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--devices", default=None, help="of prefilld and decoded, by a comma")
+    arguments = parser.parse_args()
+    if arguments.devices:
+        first, second = arguments.devices.split(",")
+    else:
+        first, second = "cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"
+    figures = two_gpus((first, second), is_quick=arguments.quick)
+    for name, value in figures.items():
+        print(f"{name:32} {value:10.3f}")
+    if arguments.json:
+        document = {
+            "hardware": hardware(),
+            "commit": arguments.commit,
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": " ".join(["python -m tests.benchmarks.gpu_pair", *sys.argv[1:]]),
+            "figures": {name: round(value, 4) for name, value in figures.items()},
+        }
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

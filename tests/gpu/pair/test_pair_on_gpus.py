@@ -1,0 +1,79 @@
+"""The real pair on one or two GPUs: its answers are those of one process on the CPU."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from protocol.client import Client
+from shared.engine.local import LocalEngine
+from shared.model.llama import Llama
+from shared.model.loader import load_model
+from tests.support.pair import Pair, write_tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+MAX_TOKENS = 40
+
+
+def devices() -> tuple[str, str]:
+    """Return prefilld's GPU and decoded's: two where there are two."""
+    return "cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, model_file: str) -> Iterator[Pair]:
+    prefilld, decoded = devices()
+    with Pair(
+        tmp_path_factory.mktemp("g"),
+        model=model_file,
+        settings={
+            "prefilld.device": prefilld,
+            "decoded.device": decoded,
+            "prefilld.token_budget": 64,
+            "pool.num_blocks": 400,
+            "decoded.num_blocks": 400,
+            "decoded.max_batch": 16,
+            "pool.access": "pull",
+        },
+        start_timeout_s=200,
+    ) as running:
+        yield running
+        running.wait_settled()
+
+
+def prompt(number: int, num_tokens: int) -> list[int]:
+    return [2 + (7 * index + 13 * number) % 250 for index in range(num_tokens)]
+
+
+LENGTHS = (1, 15, 16, 17, 40, 64, 65, 128, 200, 333)
+
+
+def test_answers_are_those_of_one_process_on_the_cpu(pair: Pair, model_file: str) -> None:
+    """One after the other, and all at once."""
+    loaded = load_model(model_file, "float32")
+    engine = LocalEngine(Llama(loaded.spec, loaded.tensors), num_blocks=100, block_size=16)
+    prompts = [prompt(number, length) for number, length in enumerate(LENGTHS)]
+    expected = [
+        engine.generate([ids], max_tokens=MAX_TOKENS, ignore_eos=True)[0] for ids in prompts
+    ]
+
+    def ask(ids: list[int]) -> list[int]:
+        client = Client(pair.socket, timeout_s=60)
+        return list(client.generate(ids, max_tokens=MAX_TOKENS, ignore_eos=True).ids)
+
+    assert [ask(ids) for ids in prompts] == expected
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(ask, prompts)) == expected
+    pair.wait_settled()

@@ -1,0 +1,122 @@
+"""`decoded.overview` and `decoded.metrics`: what operators are told of sequences and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from decoded.metrics import STAGES, DecodeMetrics
+from decoded.overview import Overview
+from protocol import messages as wire
+from shared.metrics import Metrics
+from tests.support.exposition import Exposition
+from tests.unit.decoded.world import World, ids_of
+from tests.unit.shared.daemon.kit import until
+
+Play = Callable[..., list[Any]]
+
+
+def overview_of(world: World) -> Overview:
+    return Overview(
+        scheduler=world.scheduler,
+        book=world.book,
+        desk=world.desk,
+        allocator=world.allocator,
+        layout=world.host.layout,
+        clock=world.service.clock,
+    )
+
+
+def test_an_adopted_sequence_is_told_with_its_progress(play: Play) -> None:
+    """Adopted, its blocks still to be pulled: it waits, and the wait has an age."""
+
+    async def scene(world: World) -> None:
+        overview = overview_of(world)
+        overview.declare(world.service.metrics)
+        prefilld, _ = await world.linked()
+        user = prefilld.hand_over(ids_of(20), [5, 3])
+        await until(lambda: world.book.living)
+        world.service.clock.advance(2.0)
+        values = Exposition(world.service.metrics.exposition())
+        assert values['kvpair_queue_requests{queue="pulling"}'] == 1
+        assert values['kvpair_queue_oldest_seconds{queue="pulling"}'] == 2.0
+        assert values["kvpair_link_up"] == 1
+        status: dict[str, Any] = overview.status()
+        assert status["requests"]["total"] == 1
+        (row,) = status["requests"]["first"]
+        assert (row["id"], row["state"], row["tokens"], row["of"]) == ("r1", "pulling", 1, 6)
+        assert status["sequences"] == {"running": 0, "waiting": 1, "swapped": 0}
+        world.start()
+        await user.until_received(wire.End)
+        await world.settled()
+        values = Exposition(world.service.metrics.exposition())
+        assert values['kvpair_queue_requests{queue="pulling"}'] == 0
+        assert values['kvpair_pool_blocks{state="free"}'] == 15
+        assert values["kvpair_reserved_slots_unused_ratio"] == 0
+
+    play(scene)
+
+
+def test_slots_of_a_running_sequence_are_used_or_not(play: Play) -> None:
+    """Room is reserved for the longest answer: what is not written yet is the price."""
+
+    async def scene(world: World) -> None:
+        overview = overview_of(world)
+        prefilld, _ = await world.linked()
+        prefilld.hand_over(ids_of(20), [5, 3])
+        await until(lambda: world.book.living)
+        (sequence,) = world.book.living
+        assert overview.slots().reserved == 0, "its blocks are its lease's still"
+        sequence.blocks = [1, 2]
+        assert (overview.slots().reserved, overview.slots().used) == (32, 20)
+        assert overview.status()["requests"]["first"][0]["state"] == "running"  # type: ignore[index]
+        sequence.blocks = []
+
+    play(scene)
+
+
+def test_every_token_and_stage_of_an_answer_is_counted(play: Play) -> None:
+    """Six tokens: the first is prefilld's, the second has a metric of its own, four gaps follow."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        prefilld, _ = await world.linked()
+        user = prefilld.hand_over(ids_of(20), [5, 3])
+        await user.until_received(wire.End)
+        values = Exposition(world.service.metrics.exposition())
+        assert values["kvpair_generated_tokens_total"] == 5
+        assert values["kvpair_decode_steps_total"] == 5
+        assert values["kvpair_second_token_seconds_count"] == 1
+        assert values["kvpair_itl_seconds_count"] == 4
+        assert values["kvpair_batch_sequences_sum"] == 5
+        assert values["kvpair_pull_bytes_per_second_count"] == 1
+        stages = values.by_label("kvpair_handoff_stage_seconds_count", "stage")
+        assert stages == dict.fromkeys(STAGES, 1)
+        await world.settled()
+
+    play(scene)
+
+
+@pytest.mark.parametrize(("num_second", "num_gaps"), [(0, 3), (1, 2), (3, 0)])
+def test_a_step_counts_a_gap_for_each_stream_that_had_one(num_second: int, num_gaps: int) -> None:
+    """A stream's first step here has no gap: what it waited is the second token's time."""
+    metrics = Metrics()
+    DecodeMetrics(metrics).stepped(
+        num_sequences=3, num_second=num_second, step_s=0.004, since_ns=5_000_000
+    )
+    values = Exposition(metrics.exposition())
+    assert values["kvpair_itl_seconds_count"] == num_gaps
+    assert values["kvpair_itl_seconds_sum"] == pytest.approx(num_gaps * 0.005)
+    assert values["kvpair_decode_step_seconds_sum"] == pytest.approx(0.004)
+    assert values["kvpair_generated_tokens_total"] == 3
+
+
+def test_the_speed_of_a_copy_is_told_even_where_it_took_no_time() -> None:
+    metrics = Metrics()
+    DecodeMetrics(metrics).copied(num_bytes=1000, duration_ns=0)
+    DecodeMetrics(Metrics()).copied(num_bytes=0, duration_ns=5)
+    values = Exposition(metrics.exposition())
+    assert values["kvpair_pulled_bytes_total"] == 1000
+    assert values["kvpair_pull_bytes_per_second_count"] == 1
