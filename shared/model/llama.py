@@ -122,6 +122,21 @@ class Llama:
             ops.add_linear(residual, gated, layer.down)
         return residual
 
+    def prepare_prefill(self, kv: Tensor, *, max_query_len: int, max_context_len: int) -> None:
+        """Have everything compiled that `forward` may need; seconds on a GPU, nothing on a CPU.
+
+        Args:
+            kv: The pool, of which only shape and type matter.
+            max_query_len: Longest chunk of a prompt, in tokens.
+            max_context_len: Longest context, in tokens.
+        """
+        self._ops.prepare_prefill(
+            kv[:, 0],
+            num_heads=self.spec.num_heads,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
+
     def prepare_decode(self, *, max_batch: int, max_context_len: int) -> None:
         """Take the memory that `decode` works in; once, before its first call and before capture.
 

@@ -104,6 +104,11 @@ class ForwardOps(Protocol):
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the index of each row's largest number, the lowest of several: [rows] int64."""
 
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Have everything compiled that `prefill_attention` may need."""
+
     def prepare_decode(
         self,
         *,
@@ -152,6 +157,11 @@ class TorchOps:
     def argmax(self, logits: Tensor) -> Tensor:
         """See `ForwardOps`."""
         return logits.argmax(-1)
+
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Nothing: the references are compiled."""
 
     def prepare_decode(
         self,

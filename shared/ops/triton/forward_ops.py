@@ -16,7 +16,7 @@ from shared.ops.triton.decode_attention import DecodeAttention
 from shared.ops.triton.gemv import GemvPlan, gemv
 from shared.ops.triton.norm import rms_norm
 from shared.ops.triton.plans import plan_for
-from shared.ops.triton.prefill_attention import prefill_attention
+from shared.ops.triton.prefill_attention import prefill_attention, warm_up
 from shared.ops.triton.rope_kv_write import rope_kv_write
 from shared.ops.triton.rotary import rotary_angles
 from shared.ops.triton.skinny_linear import SkinnyLinear
@@ -126,6 +126,17 @@ class TritonOps:
     def argmax(self, logits: Tensor) -> Tensor:
         """See `ForwardOps`."""
         return argmax(logits)
+
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Have cuDNN compile every shape of long chunks; see `ForwardOps`."""
+        warm_up(
+            kv_layer,
+            num_heads=num_heads,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
 
     def prepare_decode(
         self,
