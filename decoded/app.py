@@ -22,6 +22,7 @@ from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
 from shared.daemon.devices import Device, require_device
+from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
 from shared.daemon.model_host import ModelHost, load_model_host
@@ -102,6 +103,7 @@ class Decoded:
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
         await self._load()
+        freeze_startup_objects()
         assert self._parts is not None
         self._service.spawn(self._sweep(self._parts), name="sweep")
         self._service.set_state(DaemonState.WAITING)

@@ -14,6 +14,7 @@ from protocol import messages as wire
 from protocol.errors import RequestError
 from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
+from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.listening import Door
 from shared.daemon.watched import watched
 from shared.engine.thread import EngineThread
@@ -93,6 +94,7 @@ class Prefilld:
             on_link_change=self._on_link_change,
             turns_away=self._turns_away,
         )
+        freeze_startup_objects()
         parts.overview.declare(self._service.metrics)
         self._service.spawn(parts.serving.prefill_loop(), name="prefill")
         self._service.spawn(parts.link.keep(), name="link")

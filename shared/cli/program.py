@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "logs": "Show what both daemons logged, as one timeline.",
     "metrics": "Print both daemons' metrics in Prometheus' text format.",
     "model": "Fetch, list and describe models.",
+    "probe": "Ask whether a daemon still works.",
     "status": "Show what both daemons are doing.",
     "top": "Watch both daemons, live.",
     "up": "Run both daemons in the foreground.",

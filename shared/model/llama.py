@@ -155,7 +155,7 @@ class Llama:
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
             qkv = ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv)
-            attended = ops.decode_attention(
+            attended = ops.decode_step(
                 qkv.view(num_rows, -1, spec.head_dim),
                 cos,
                 sin,
@@ -186,7 +186,7 @@ class Llama:
         """Return what `likeliest` does, and all logits where they had to be computed for it."""
         if self._greedy_head is None:
             logits = self.logits(hidden)
-            return logits.argmax(-1), logits
+            return self._ops.argmax(logits), logits
         normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
         return self._greedy_head.argmax(normed), None
 

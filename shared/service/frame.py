@@ -32,7 +32,7 @@ from shared.service.heartbeat import Engine
 from shared.service.notify import Notifier
 from shared.service.reload import reload_config
 from shared.service.standing import Standing
-from shared.service.states import DaemonName, DaemonState
+from shared.states import DaemonName, DaemonState
 from shared.tracing import NoTracer, Tracer
 from shared.version import __version__
 
@@ -157,6 +157,7 @@ class Service:
             "version": __version__,
             "uptime_s": round((self.clock.monotonic_ns() - self._started_ns) / NS_PER_S, 3),
             "pid": os.getpid(),
+            "silent_s": round(self._standing.heartbeat.silent_s, 3),
             "counters": self.metrics.snapshot(),
         }
 

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from shared.ops.decode_attention import check_decode_shapes
 from shared.ops.errors import ShapeError
+from shared.ops.kv_write import PAD_SLOT
 from shared.ops.pool_pair import PoolPair
+from shared.ops.rope_kv_write import check_rope_shapes
 from shared.ops.triton.decode_attention_kernel import decode_attention_kernel
 from shared.ops.triton.dependent_launch import dependent_launch
 
@@ -93,7 +95,10 @@ class DecodeAttention:
 
     def __call__(
         self,
-        query: Tensor,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slot_mapping: Tensor,
         pools: PoolPair,
         block_tables: Tensor,
         context_lens: Tensor,
@@ -101,25 +106,30 @@ class DecodeAttention:
         layer: int,
         scale: float,
     ) -> Tensor:
-        """Return the attention of each sequence's one query; see `shared.ops.decode_attention`.
+        """Rotate, write and attend with one token a sequence; see `shared.ops.decode_step`.
+
+        What of block tables, lengths and older keys and values it reads is nobody's output in the
+        same step, so it begins to read them while the launch ahead still runs.
 
         Raises:
             ShapeError: As there, or the call is not what the object was made for.
         """
+        num_heads = check_rope_shapes(qkv, pools.own[:, layer], slot_mapping)
+        query = qkv[:, :num_heads]
         check_decode_shapes(query, pools, block_tables, context_lens)
-        batch, num_heads, head_dim = query.shape
+        batch, _, head_dim = qkv.shape
         num_kv_heads, block_size = pools.own.shape[3:5]
         if batch > self._max_batch or (num_heads, num_kv_heads, head_dim) != self._heads:
             raise ShapeError(
                 f"{batch} sequences of {num_heads} over {num_kv_heads} heads of {head_dim} do not "
                 f"fit scratch memory for {self._max_batch} of {self._heads}"
             )
-        item_bytes = query.element_size()
+        item_bytes = qkv.element_size()
         if head_dim * item_bytes % ALIGNMENT_BYTES:
-            raise ShapeError(f"a head of {head_dim} {query.dtype} is no multiple of 16 bytes")
-        if query.stride(2) != 1 or block_tables.stride(1) != 1:
-            raise ShapeError("queries and block tables must be contiguous in their last dimension")
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+            raise ShapeError(f"a head of {head_dim} {qkv.dtype} is no multiple of 16 bytes")
+        if not qkv.is_contiguous() or block_tables.stride(1) != 1:
+            raise ShapeError("a step's heads, and rows of block tables, must be contiguous")
+        out = qkv.new_empty(batch, num_heads, head_dim)
         num_splits = self.num_splits(batch)
         group = num_heads // num_kv_heads
         padded_dim = triton.next_power_of_2(head_dim)
@@ -127,7 +137,10 @@ class DecodeAttention:
         block_stride, layer_stride, kv_stride, head_stride = pools.own.stride()[:4]
         decode_attention_kernel[(num_kv_heads, num_splits, batch)](
             out,
-            query,
+            qkv,
+            cos,
+            sin,
+            slot_mapping,
             pools.bases,
             block_tables,
             context_lens,
@@ -136,8 +149,6 @@ class DecodeAttention:
             self._counters,
             layer,
             scale * LOG2_E,
-            query.stride(0),
-            query.stride(1),
             block_tables.stride(0),
             BLOCK_STRIDE=block_stride,
             LAYER_STRIDE=layer_stride,
@@ -150,13 +161,14 @@ class DecodeAttention:
             PADDED_GROUP=max(16, triton.next_power_of_2(group)),
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
+            PAD=PAD_SLOT,
             TILE=_tile_tokens(head_dim, item_bytes),
             MAX_SPLITS=MAX_SPLITS,
             JOINED_GROUP=joined_group,
             JOINED_PARTS=max(1, JOINED_ELEMENTS // (joined_group * padded_dim)),
             num_warps=NUM_WARPS,
             num_stages=NUM_STAGES,
-            **dependent_launch(query.device),
+            **dependent_launch(qkv.device),
         )
         return out
 

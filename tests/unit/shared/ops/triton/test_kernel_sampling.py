@@ -25,7 +25,7 @@ def test_what_ties_is_kept_or_decided_by_the_lowest_id() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     """A kernel would read beside its tensors and say nothing."""
     params = SamplingTensors.greedy(2, "cpu")
-    with pytest.raises(ShapeError, match="must be torch.float32 of 3 rows"):
+    with pytest.raises(ShapeError, match=r"must be torch\.float32 of 3 rows"):
         sample(torch.zeros(3, 8), params)
     with pytest.raises(ShapeError, match="logits must be float32"):
         sample(torch.zeros(2, 8, dtype=torch.float64), params)
