@@ -35,6 +35,7 @@ from shared.engine.device_stream import DeviceStream
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import DecodeBatch
 from shared.ops.kv_write import PAD_SLOT
+from shared.ops.sampler import warm_up_sampler
 from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class GraphDecoder:
         self._num_launched = 0
         self._in_flight: deque[_InFlight] = deque()
         model.prepare_decode(max_batch=max_batch, max_context_len=max_blocks * layout.block_size)
+        warm_up_sampler(device, model.spec.vocab_size)
         self._replays = self._capture()
 
     @property

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.ops.errors import ShapeError
+from shared.ops.norm import rms_norm as reference_rms_norm
 from shared.ops.triton.activation import silu_mul
 from shared.ops.triton.argmax import argmax
 from shared.ops.triton.decode_attention import DecodeAttention
 from shared.ops.triton.gemv import GemvPlan, gemv
 from shared.ops.triton.norm import rms_norm
 from shared.ops.triton.plans import plan_for
-from shared.ops.triton.prefill_attention import prefill_attention
+from shared.ops.triton.prefill_attention import prefill_attention, warm_up
 from shared.ops.triton.rope_kv_write import rope_kv_write
 from shared.ops.triton.rotary import rotary_angles
 from shared.ops.triton.skinny_linear import SkinnyLinear
@@ -39,9 +41,16 @@ class TritonOps:
         self._attend: DecodeAttention | None = None
         self._skinny = SkinnyLinear(device=device)
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """See `ForwardOps`."""
-        return self._norm_linear(x, norm, eps, weight, x.dtype)
+        product = self._norm_linear(x, norm, eps, weight, x.dtype)
+        return product if bias is None else product.add_(bias)
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """See `ForwardOps`."""
+        heads.copy_(reference_rms_norm(heads, norm, eps))
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """See `ForwardOps`."""
@@ -90,12 +99,16 @@ class TritonOps:
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """See `ForwardOps`.
 
         Raises:
             RuntimeError: `prepare_decode` was not called.
+            ShapeError: There is a sliding window, which this kernel does not have.
         """
+        if window is not None:
+            raise ShapeError(f"a sliding window of {window} tokens needs another kernel")
         if self._attend is None:
             raise RuntimeError("prepare_decode comes before the first decode")
         return self._attend(
@@ -113,6 +126,17 @@ class TritonOps:
     def argmax(self, logits: Tensor) -> Tensor:
         """See `ForwardOps`."""
         return argmax(logits)
+
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Have cuDNN compile every shape of long chunks; see `ForwardOps`."""
+        warm_up(
+            kv_layer,
+            num_heads=num_heads,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
 
     def prepare_decode(
         self,

@@ -6,6 +6,7 @@ Llama-3.1-8B, inside whole steps; `tests/benchmarks/LOG.md` has the figures.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,11 @@ WIDE = 8_192
 
 MANY_OUTPUTS = 32_768
 """What only an output matrix has."""
+
+NUM_MULTIPROCESSORS = 132
+"""Of an H200.  A constant, so that sums are split alike on every GPU."""
+
+MIN_OUTPUTS = 4
 
 MIN_COLUMNS = 64
 """128 bytes of a row: less in one piece wastes memory bandwidth."""
@@ -59,13 +65,12 @@ def _gemv_plan(num_outputs: int, width: int, *, is_gate: bool) -> GemvPlan | Non
     columns = min(plan.columns, width & -width)
     if columns < MIN_COLUMNS:
         return None
-    # As many numbers in one load, if the width wants it narrower.
-    return GemvPlan(
-        outputs=plan.outputs * plan.columns // columns,
-        columns=columns,
-        num_stages=plan.num_stages,
-        num_warps=plan.num_warps,
-    )
+    # As many numbers in one load, if the width wants it narrower; fewer, if too few thread blocks
+    # would be left.
+    outputs = plan.outputs * plan.columns // columns
+    while outputs > MIN_OUTPUTS and num_outputs < outputs * NUM_MULTIPROCESSORS:
+        outputs //= 2
+    return replace(plan, outputs=outputs, columns=columns)
 
 
 def _skinny_plan(

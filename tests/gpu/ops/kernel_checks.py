@@ -24,7 +24,7 @@ from shared.ops.rotary import rotary_angles
 from shared.ops.triton.activation import silu_mul
 from shared.ops.triton.argmax import argmax
 from shared.ops.triton.context import gather_context, join_attention
-from shared.ops.triton.decode_attention import DecodeAttention
+from shared.ops.triton.decode_attention import AttentionPlan, DecodeAttention
 from shared.ops.triton.gather_blocks import gather_blocks
 from shared.ops.triton.gemv import GemvPlan, gemv
 from shared.ops.triton.norm import add_rms_norm, rms_norm
@@ -56,7 +56,7 @@ class Attention:
     block_size: int = 16
     num_layers: int = 2
     dtype: torch.dtype = torch.float32
-    target_programs: int = 528
+    plan: AttentionPlan | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ def kernel_for(case: Attention, device: str) -> DecodeAttention:
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
         device=device,
-        target_programs=case.target_programs,
+        plan=case.plan,
     )
 
 
