@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from shared.model.describe import ModelDescription
@@ -20,8 +21,21 @@ def model() -> None:
     """Fetch, list and describe models."""
 
 
+def _complete_model(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer the catalogue's names."""
+    from shared.model.catalog import CATALOG  # noqa: PLC0415 - only completion needs it
+
+    return [
+        CompletionItem(entry.name, help=entry.summary)
+        for entry in CATALOG.values()
+        if entry.name.startswith(incomplete)
+    ]
+
+
 @model.command()
-@click.argument("name")
+@click.argument("name", shell_complete=_complete_model)
 def fetch(name: str) -> None:
     """Bring the model NAME into your cache.
 

@@ -166,6 +166,13 @@ class LogConfig(Section, frozen=True, kw_only=True):
     """Log prompts and answers.  Off: they are the users' and may be secret."""
 
 
+class TraceConfig(Section, frozen=True, kw_only=True):
+    """`[trace]`: spans of single requests, for OpenTelemetry."""
+
+    endpoint: Text | None = None
+    """Collector to send them to, as `http://127.0.0.1:4318/v1/traces`.  Needs the extra `otel`."""
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration.  `shared.config.resolve` makes it."""
 
@@ -176,6 +183,7 @@ class Config(Section, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
     link: LinkConfig = LinkConfig()
     log: LogConfig = LogConfig()
+    trace: TraceConfig = TraceConfig()
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -186,6 +194,7 @@ SECTIONS: dict[str, type[Section]] = {
     "limits": LimitsConfig,
     "link": LinkConfig,
     "log": LogConfig,
+    "trace": TraceConfig,
 }
 """The file's tables, in the order in which they are shown."""
 

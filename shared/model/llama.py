@@ -122,6 +122,21 @@ class Llama:
             ops.add_linear(residual, gated, layer.down)
         return residual
 
+    def prepare_prefill(self, kv: Tensor, *, max_query_len: int, max_context_len: int) -> None:
+        """Have everything compiled that `forward` may need; seconds on a GPU, nothing on a CPU.
+
+        Args:
+            kv: The pool, of which only shape and type matter.
+            max_query_len: Longest chunk of a prompt, in tokens.
+            max_context_len: Longest context, in tokens.
+        """
+        self._ops.prepare_prefill(
+            kv[:, 0],
+            num_heads=self.spec.num_heads,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
+
     def prepare_decode(self, *, max_batch: int, max_context_len: int) -> None:
         """Take the memory that `decode` works in; once, before its first call and before capture.
 
@@ -156,7 +171,7 @@ class Llama:
         cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
-            attended = ops.decode_attention(
+            attended = ops.decode_step(
                 self._qkv(residual, layer),
                 cos,
                 sin,
@@ -197,7 +212,7 @@ class Llama:
         """Return what `likeliest` does, and all logits where they had to be computed for it."""
         if self._greedy_head is None:
             logits = self.logits(hidden)
-            return logits.argmax(-1), logits
+            return self._ops.argmax(logits), logits
         normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
         return self._greedy_head.argmax(normed), None
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shared.ops.activation import silu_mul
 from shared.ops.attention import paged_attention
-from shared.ops.decode_attention import decode_attention
+from shared.ops.decode_step import decode_step
 from shared.ops.norm import rms_norm
 from shared.ops.rope_kv_write import rope_kv_write
 from shared.ops.rotary import rotary_angles
@@ -85,7 +85,7 @@ class ForwardOps(Protocol):
     ) -> Tensor:
         """Attend with the tokens of prompts; see `shared.ops.attention.paged_attention`."""
 
-    def decode_attention(
+    def decode_step(
         self,
         qkv: Tensor,
         cos: Tensor,
@@ -99,13 +99,15 @@ class ForwardOps(Protocol):
         scale: float,
         window: int | None = None,
     ) -> Tensor:
-        """Rotate and write one token a sequence, and attend with it.
+        """Rotate and write one token a sequence, attend with it; see `shared.ops.decode_step`."""
 
-        That is `rope_kv_write` into the own pool, then `shared.ops.decode_attention`.
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Return the index of each row's largest number, the lowest of several: [rows] int64."""
 
-        Returns:
-            [batch, num_heads, head_dim].
-        """
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Have everything compiled that `prefill_attention` may need."""
 
     def prepare_decode(
         self,
@@ -116,7 +118,7 @@ class ForwardOps(Protocol):
         num_kv_heads: int,
         head_dim: int,
     ) -> None:
-        """Take the memory that `decode_attention` needs beside its arguments.
+        """Take the memory that `decode_step` needs beside its arguments.
 
         Once, before the first call: what a CUDA graph has captured must not move.
         """
@@ -128,6 +130,7 @@ class TorchOps:
     rotary_angles = staticmethod(rotary_angles)
     rope_kv_write = staticmethod(rope_kv_write)
     prefill_attention = staticmethod(paged_attention)
+    decode_step = staticmethod(decode_step)
 
     def norm_linear(
         self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
@@ -151,25 +154,14 @@ class TorchOps:
         """See `ForwardOps`."""
         return self.norm_linear(x, norm, eps, weight).float()
 
-    def decode_attention(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slot_mapping: Tensor,
-        pools: PoolPair,
-        block_tables: Tensor,
-        context_lens: Tensor,
-        *,
-        layer: int,
-        scale: float,
-        window: int | None = None,
-    ) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         """See `ForwardOps`."""
-        query = rope_kv_write(qkv, cos, sin, pools.own[:, layer], slot_mapping)
-        return decode_attention(
-            query, pools, block_tables, context_lens, layer=layer, scale=scale, window=window
-        )
+        return logits.argmax(-1)
+
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Nothing: the references are compiled."""
 
     def prepare_decode(
         self,

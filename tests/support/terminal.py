@@ -1,102 +1,112 @@
-"""A program in a real terminal: what it shows is read, and keys are typed."""
+"""A real terminal around a program: what it draws is seen as a person would see it."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pty
-import re
 import select
+import signal
+import struct
 import subprocess
 import termios
 import time
 from typing import TYPE_CHECKING, Self
 
+import pyte
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Mapping, Sequence
 
-TIMEOUT_S = 30.0
-
-CTRL_C, CTRL_D, UP, LEFT, ENTER = "\x03", "\x04", "\x1b[A", "\x1b[D", "\r"
-
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
+DEADLINE_S = 60.0
 
 
 class Terminal:
-    """A child that believes to be alone with a user.
+    """Runs a program on a pseudo-terminal of its own, and keeps the screen.
 
     Args:
-        argv: Program and arguments.
-        environ: Its whole environment.
+        command: What to run.
+        environ: Its environment.
+        columns: Width of the terminal.
+        rows: Height.
     """
 
-    def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._keys, screen = pty.openpty()
-
-        def own_terminal() -> None:
-            os.setsid()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        self._process = subprocess.Popen(
-            argv,
-            stdin=screen,
-            stdout=screen,
-            stderr=screen,
-            env={**environ, "TERM": "xterm"},
-            preexec_fn=own_terminal,  # noqa: PLW1509 - this process has no other thread that matters
+    def __init__(
+        self, command: Sequence[str], *, environ: Mapping[str, str], columns: int, rows: int
+    ) -> None:
+        self._screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self._screen)
+        self.written = bytearray()
+        """Everything that the program wrote."""
+        self._leader, self._terminal = pty.openpty()
+        self._set_size(columns, rows)
+        self.modes = termios.tcgetattr(self._terminal)
+        """How the terminal was before the program had it."""
+        self.process = subprocess.Popen(
+            command,
+            stdin=self._terminal,
+            stdout=self._terminal,
+            stderr=self._terminal,
+            env={**environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"},
+            start_new_session=True,
         )
-        os.close(screen)
-        self._shown = ""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        os.close(self._keys)
-
-    def type(self, keys: str) -> None:
-        """Press keys."""
-        os.write(self._keys, keys.encode())
-
-    def read_until(self, text: str) -> str:
-        """Return what was shown up to and with `text`, without escapes; it is not shown again."""
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while text not in self._shown:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not self._read(left_s):
-                raise AssertionError(f"{text!r} did not come; shown was {self._shown!r}")
-        end = self._shown.index(text) + len(text)
-        before, self._shown = self._shown[:end], self._shown[end:]
-        return before
-
-    def wait(self) -> int:
-        """Return the exit code; what is shown until then is read."""
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while self._read(max(0.0, deadline_s - time.monotonic())):
-            pass
-        return self._process.wait(timeout=TIMEOUT_S)
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+        os.close(self._leader)
 
     @property
-    def unread(self) -> str:
-        """What was shown and not read."""
-        return self._shown
+    def rows(self) -> list[str]:
+        """The screen as it stands."""
+        return [row.rstrip() for row in self._screen.display]
 
-    def _read(self, timeout_s: float) -> bool:
-        """Read what is there within a time; return whether there may be more."""
-        if not select.select([self._keys], [], [], timeout_s)[0]:
-            return False
-        try:
-            data = os.read(self._keys, 1 << 16)
-        except OSError:  # the other side is closed
-            return False
-        self._shown = _ESCAPES.sub("", self._shown + data.decode(errors="replace"))
-        return bool(data)
+    @property
+    def present_modes(self) -> list[object]:
+        """How the terminal is now."""
+        return termios.tcgetattr(self._terminal)
+
+    def until(self, condition: Callable[[list[str]], object]) -> list[str]:
+        """Wait until the screen is as asked for, and return it."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not condition(self.rows):
+            shown = "\n".join(self.rows)
+            assert time.monotonic() < deadline_s, f"the screen never came:\n{shown}"
+            if select.select([self._leader], [], [], 0.1)[0]:
+                data = os.read(self._leader, 1 << 16)
+                self.written += data
+                self._stream.feed(data)
+        return self.rows
+
+    def press(self, key: str) -> None:
+        """Press a key."""
+        os.write(self._leader, key.encode())
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Give the terminal another size, as dragging a window's corner does."""
+        self._screen.resize(rows, columns)
+        self._set_size(columns, rows)
+        self.process.send_signal(signal.SIGWINCH)
+
+    def ended(self) -> int:
+        """Wait for the program's end; return its exit code."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline_s, "the program does not end"
+            self._drain(0.05)
+        self._drain(0)
+        return self.process.returncode
+
+    def _drain(self, timeout_s: float) -> None:
+        while select.select([self._leader], [], [], timeout_s)[0]:
+            data = os.read(self._leader, 1 << 16)
+            self.written += data
+            self._stream.feed(data)
+
+    def _set_size(self, columns: int, rows: int) -> None:
+        size = struct.pack("HHHH", rows, columns, 0, 0)
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)

@@ -26,7 +26,7 @@ from protocol.messages import (
     Tokens,
     Usage,
 )
-from tests.support.terminal import CTRL_C, CTRL_D, ENTER, LEFT, UP, Terminal
+from tests.support.typed_terminal import CTRL_C, CTRL_D, ENTER, LEFT, UP, Terminal
 
 if TYPE_CHECKING:
     from pathlib import Path
