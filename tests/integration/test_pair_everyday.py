@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.pair import Pair
-from tests.support.terminal import CTRL_D, ENTER, Terminal
+from tests.support.typed_terminal import CTRL_D, ENTER, Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

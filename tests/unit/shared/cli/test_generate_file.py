@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from protocol.messages import Accepted, End, Error, Generate, Timings, Tokens, Usage
-from tests.support.terminal import Terminal
+from tests.support.typed_terminal import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
