@@ -25,7 +25,7 @@ class Sizes:
 
 
 def check_model(config: Config) -> tuple[Finding, Sizes | None]:
-    """Read the head of the model's files, as a daemon does first.
+    """Read what the model's files say of it, as a daemon does first.
 
     Returns:
         What was found, and the sizes that follow from it where they are known: not for a model
