@@ -1,10 +1,11 @@
-"""Paged decode attention in one launch: split along the context, joined by whoever comes last.
+"""Paged decode attention behind the rotation: split along the context, joined by the last part.
 
 A thread block takes one KV head of one sequence, with all the query heads that share it as rows of
 one matrix, over one part of the context.  The grid follows from the batch size and the longest
 context that may come; how many of a sequence's parts have work follows, on the device, from its
 length.  The part that is done last, by an atomic counter, joins all of them, which saves every
-layer a second launch.
+layer another launch.  Rotation and KV write stay a launch of their own: inside this kernel they
+would save it, but take registers that cost more.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor
 
 from shared.ops.decode_attention import check_decode_shapes
 from shared.ops.errors import ShapeError
-from shared.ops.kv_write import PAD_SLOT
 from shared.ops.pool_pair import PoolPair
 from shared.ops.rope_kv_write import check_rope_shapes
 from shared.ops.triton.decode_attention_kernel import decode_attention_kernel
 from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.rope_kv_write import rope_kv_write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +136,7 @@ class DecodeAttention:
             ShapeError: As there, or the call is not what the object was made for.
         """
         num_heads = check_rope_shapes(qkv, pools.own[:, layer], slot_mapping)
-        query = qkv[:, :num_heads]
-        check_decode_shapes(query, pools, block_tables, context_lens)
+        check_decode_shapes(qkv[:, :num_heads], pools, block_tables, context_lens)
         batch, _, head_dim = qkv.shape
         num_kv_heads, block_size = pools.own.shape[3:5]
         if batch > self._max_batch or (num_heads, num_kv_heads, head_dim) != self._heads:
@@ -147,9 +147,10 @@ class DecodeAttention:
         item_bytes = qkv.element_size()
         if head_dim * item_bytes % ALIGNMENT_BYTES:
             raise ShapeError(f"a head of {head_dim} {qkv.dtype} is no multiple of 16 bytes")
-        if not qkv.is_contiguous() or block_tables.stride(1) != 1:
-            raise ShapeError("a step's heads, and rows of block tables, must be contiguous")
-        out = qkv.new_empty(batch, num_heads, head_dim)
+        if block_tables.stride(1) != 1:
+            raise ShapeError("rows of block tables must be contiguous")
+        query = rope_kv_write(qkv, cos, sin, pools.own[:, layer], slot_mapping)
+        out = torch.empty_like(query)
         plan, num_splits = self.plan(batch), self.num_splits(batch)
         group = num_heads // num_kv_heads
         padded_dim = triton.next_power_of_2(head_dim)
@@ -157,10 +158,7 @@ class DecodeAttention:
         block_stride, layer_stride, kv_stride, head_stride = pools.own.stride()[:4]
         decode_attention_kernel[(num_kv_heads, num_splits, batch)](
             out,
-            qkv,
-            cos,
-            sin,
-            slot_mapping,
+            query,
             pools.bases,
             block_tables,
             context_lens,
@@ -169,6 +167,8 @@ class DecodeAttention:
             self._counters,
             layer,
             scale * LOG2_E,
+            query.stride(0),
+            query.stride(1),
             block_tables.stride(0),
             BLOCK_STRIDE=block_stride,
             LAYER_STRIDE=layer_stride,
@@ -181,7 +181,6 @@ class DecodeAttention:
             PADDED_GROUP=max(16, triton.next_power_of_2(group)),
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
-            PAD=PAD_SLOT,
             TILE=_tile_tokens(plan, head_dim, item_bytes),
             MAX_SPLITS=MAX_SPLITS,
             JOINED_GROUP=joined_group,

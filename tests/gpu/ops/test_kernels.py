@@ -78,7 +78,7 @@ def test_a_captured_graph_follows_the_tables_and_the_peer() -> None:
         cos=first.cos.clone(),
         sin=first.sin.clone(),
         slot_mapping=first.slot_mapping.clone(),
-        pools=PoolPair.of(first.pools.own, first.pools.peer),
+        pools=PoolPair.of(first.pools.own.clone(), first.pools.peer.clone()),
         block_tables=torch.zeros_like(first.block_tables),
         context_lens=first.context_lens.clone(),
     )
@@ -87,8 +87,7 @@ def test_a_captured_graph_follows_the_tables_and_the_peer() -> None:
         out = kernel(*vars(held).values(), layer=1, scale=0.125)
     for inputs in (first, second, first):
         # A new epoch: the same own pool, the peer elsewhere.
-        held.pools.own.copy_(first.pools.own)
-        held.pools.own[: len(inputs.pools.own)] = inputs.pools.own[: len(held.pools.own)]
+        held.pools.own.copy_(inputs.pools.own)
         held.pools.with_peer(inputs.pools.peer)
         for name in ("qkv", "cos", "sin", "slot_mapping", "context_lens"):
             getattr(held, name).copy_(getattr(inputs, name))
