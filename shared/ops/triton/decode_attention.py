@@ -39,7 +39,7 @@ class AttentionPlan:
     """Partial sums that a thread block loads at once while it joins parts: 64 a thread."""
 
 
-FEW = AttentionPlan(target_programs=264, tile_bytes=32 << 10, num_warps=4, joined_elements=8192)
+FEW = AttentionPlan(target_programs=264, tile_bytes=32 << 10, num_warps=4, joined_elements=16384)
 """For a batch that leaves multiprocessors idle: what counts is how long a single part takes."""
 
 MANY = AttentionPlan(target_programs=396, tile_bytes=16 << 10, num_warps=2, joined_elements=4096)
