@@ -14,7 +14,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from shared.ops.decode_attention import check_decode_shapes
@@ -22,7 +21,7 @@ from shared.ops.errors import ShapeError
 from shared.ops.pool_pair import PoolPair
 from shared.ops.rope_kv_write import check_rope_shapes
 from shared.ops.triton.decode_attention_kernel import decode_attention_kernel
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, padded
 from shared.ops.triton.rope_kv_write import rope_kv_write
 
 
@@ -153,10 +152,11 @@ class DecodeAttention:
         out = torch.empty_like(query)
         plan, num_splits = self.plan(batch), self.num_splits(batch)
         group = num_heads // num_kv_heads
-        padded_dim = triton.next_power_of_2(head_dim)
-        joined_group = triton.next_power_of_2(group)
+        padded_dim = padded(head_dim)
+        joined_group = padded(group)
         block_stride, layer_stride, kv_stride, head_stride = pools.own.stride()[:4]
-        decode_attention_kernel[(num_kv_heads, num_splits, batch)](
+        _DECODE_ATTENTION(
+            (num_kv_heads, num_splits, batch),
             out,
             query,
             pools.bases,
@@ -178,7 +178,7 @@ class DecodeAttention:
             ITEM_BYTES=item_bytes,
             GROUP=group,
             # The matrix units take no fewer than 16 rows.
-            PADDED_GROUP=max(16, triton.next_power_of_2(group)),
+            PADDED_GROUP=max(16, padded(group)),
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
             TILE=_tile_tokens(plan, head_dim, item_bytes),
@@ -187,12 +187,13 @@ class DecodeAttention:
             JOINED_PARTS=max(1, plan.joined_elements // (joined_group * padded_dim)),
             num_warps=plan.num_warps,
             num_stages=NUM_STAGES,
-            **dependent_launch(qkv.device),
         )
         return out
 
 
 def _tile_tokens(plan: AttentionPlan, head_dim: int, item_bytes: int) -> int:
     """Return how many tokens a thread block loads at once; the matrix units take at least 16."""
-    padded_dim: int = triton.next_power_of_2(head_dim)
-    return max(16, plan.tile_bytes // (padded_dim * item_bytes))
+    return max(16, plan.tile_bytes // (padded(head_dim) * item_bytes))
+
+
+_DECODE_ATTENTION = Launch(decode_attention_kernel)
