@@ -75,8 +75,8 @@ class PrefillLink:
         self._rtt_us: float | None = None
         self._is_parting = False
         """One side said BYE: the end of the link is no fault."""
-        self._is_draining = False
-        """Decoded said that it will end."""
+        self._is_announced = False
+        """Decoded said that it will end (DRAIN), or we end it: nobody died."""
 
     # --- what others may know ----------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class PrefillLink:
         """Say BYE and close; the desk hears that the link is lost."""
         if self._socket is not None and self._socket.is_open:
             if self.is_open:
-                self._is_parting = True
+                self._is_parting = self._is_announced = True
                 self._socket.send(wire.Bye())
             self._socket.shutdown_read_and_drain()
         self._peers.close()
@@ -184,7 +184,7 @@ class PrefillLink:
         config = self._service.config.link
         self._metrics.link_opened(before=self._welcome, now=welcome)
         self._state, self._handshake = "open", None
-        self._is_parting = self._is_draining = False
+        self._is_parting = self._is_announced = False
         self._welcome, self._bandwidth_gb_s, self._rtt_us = welcome, mapped.bandwidth_gb_s, None
         self._keepalive = Keepalive(
             interval_s=config.ping_interval_s,
@@ -239,7 +239,7 @@ class PrefillLink:
                 self._rtt_us = round((self._service.clock.monotonic_ns() - sent_ns) / 1000, 1)
             case wire.Drain():
                 self._service.log.info("link.draining")
-                self._is_draining = True
+                self._is_announced = True
                 self._desk.peer_drains()
             case wire.Refuse(code=code, message=text):
                 self._service.log.error("link.refused", code=code, reason=text)
@@ -285,7 +285,7 @@ class PrefillLink:
                 peer_is_gone=is_gone,
             )
         self._casualties.peer_lost(request.id for request in self._desk.lending.requests)
-        if self._is_draining:
+        if self._is_announced:
             self._casualties.peer_left()
         elif self._is_parting or reason.kind is CloseKind.GONE:  # BYE without DRAIN is a failure
             self._casualties.peer_died()
@@ -296,7 +296,8 @@ class PrefillLink:
     def _proved_gone(self, num_doubted: int) -> None:
         """End the quarantine, unless another lost peer may still be reading."""
         self._service.log.info("link.peer-gone")
-        self._casualties.peer_died()  # which is news where it fell silent before
+        if not self.is_open:  # else its successor has the streams by now
+            self._casualties.peer_died()
         if num_doubted == 0:
             self._desk.lending.peer_gone()
         self._on_change()

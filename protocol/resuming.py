@@ -28,6 +28,7 @@ from protocol.errors import (
     NotListeningError,
     ProtocolError,
     RequestError,
+    SocketForbiddenError,
 )
 from protocol.exchange import Event, Exchange, next_attempt
 from protocol.messages import Accepted, End, Generate, Message, Tokens
@@ -53,8 +54,14 @@ LOSS_CODES = frozenset({"prefill-lost", "draining", "internal"})
 LATER_CODES = frozenset({"busy", "draining"})
 """ERRORs before ACCEPTED that say: not now."""
 
-UNREACHABLE = (NoSuchSocketError, NotListeningError, ListenQueueFullError)
-"""How a daemon looks that is being started again; between two of them there may be no socket."""
+UNREACHABLE = (
+    NoSuchSocketError,
+    NotListeningError,
+    ListenQueueFullError,
+    SocketForbiddenError,
+)
+"""How a daemon looks that is being started again: no socket, one that the dead one left, one that
+is not listened at yet, or one that has not been given to its group yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,12 +167,13 @@ class GraphDecoder:
 
     def _take_row(self, row: int, step: DecodeStep) -> None:
         """Put a sequence's block table into a row."""
-        table = torch.tensor(step.block_table, dtype=torch.int32)
-        if not len(table) <= self._block_tables.shape[1]:
+        num_blocks = len(step.block_table)
+        if num_blocks > self._block_tables.shape[1]:
             raise ValueError(
-                f"a table of {len(table)} blocks does not fit {self._block_tables.shape[1]}"
+                f"a table of {num_blocks} blocks does not fit {self._block_tables.shape[1]}"
             )
-        self._block_tables[row, : len(table)].copy_(self._stream.pinned(table), non_blocking=True)
+        table = torch.from_numpy(np.array(step.block_table, dtype=np.int32))
+        self._block_tables[row, :num_blocks].copy_(self._stream.pinned(table), non_blocking=True)
         self._tables[row] = step.block_table
 
     def _fill(

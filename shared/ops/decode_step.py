@@ -24,6 +24,7 @@ def decode_step(
     *,
     layer: int,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """Rotate and write one token a sequence, and attend with it.
 
@@ -38,6 +39,7 @@ def decode_step(
         context_lens: [batch] int32, this token included; 0 in a row that pads the batch.
         layer: Which layer of the pools.
         scale: What scores are multiplied with.
+        window: How many tokens back a token sees, itself included; None for all.
 
     Returns:
         [batch, num_heads, head_dim], contiguous; padding rows are zero.
@@ -46,4 +48,6 @@ def decode_step(
         ShapeError: A shape or a dtype is not as above.
     """
     query = rope_kv_write(qkv, cos, sin, pools.own[:, layer], slot_mapping)
-    return decode_attention(query, pools, block_tables, context_lens, layer=layer, scale=scale)
+    return decode_attention(
+        query, pools, block_tables, context_lens, layer=layer, scale=scale, window=window
+    )

@@ -38,8 +38,23 @@ class ForwardOps(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines for a step's tokens; see `shared.ops.rotary`."""
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        """Return `weight` times the RMSNorm of each row: [num_tokens, out_features]."""
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return `weight` times the RMSNorm of each row, plus `bias`.
+
+        Returns:
+            [num_tokens, out_features].
+        """
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """Replace heads by their RMSNorm.
+
+        Args:
+            heads: [num_tokens, num_heads, head_dim], any strides.
+            norm: [num_heads, head_dim] float32, each head's own weights.
+            eps: Added to the mean of squares.
+        """
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """Return `silu(gate) · up` behind the RMSNorm of each row.
@@ -82,6 +97,7 @@ class ForwardOps(Protocol):
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """Rotate and write one token a sequence, attend with it; see `shared.ops.decode_step`."""
 
@@ -116,9 +132,15 @@ class TorchOps:
     prefill_attention = staticmethod(paged_attention)
     decode_step = staticmethod(decode_step)
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """See `ForwardOps`."""
-        return functional.linear(rms_norm(x, norm, eps), weight)
+        return functional.linear(rms_norm(x, norm, eps), weight, bias)
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """See `ForwardOps`."""
+        heads.copy_(rms_norm(heads, norm, eps))
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """See `ForwardOps`."""

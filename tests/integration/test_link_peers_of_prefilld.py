@@ -17,6 +17,7 @@ from protocol import messages as wire
 from protocol.client import Client
 from protocol.codec import encode_message
 from protocol.errors import ConnectionLostError, RequestError
+from protocol.resuming import ResumePolicy
 from tests.support.link_peers import FakeDecoded, FakeDecodedLink, credits_after
 from tests.support.pair import Pair, wait_until
 from tests.support.raw_peer import RawPeer
@@ -67,7 +68,9 @@ def asking(daemon: Pair) -> Iterator[Callable[..., Future[Answer]]]:
     with ThreadPoolExecutor(4) as pool:
 
         def ask(prompt: list[int], **options: Any) -> Future[Answer]:  # noqa: ANN401
-            client = Client(daemon.socket, timeout_s=15)
+            # What breaks off here is to be seen, not mended.
+            alone = ResumePolicy(max_attempts=0)
+            client = Client(daemon.socket, timeout_s=15, resume_policy=alone)
             return pool.submit(client.generate, prompt, ignore_eos=True, **options)
 
         yield ask

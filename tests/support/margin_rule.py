@@ -49,11 +49,10 @@ def check_repeated(
             prompt and the equal ids where the answers differ behind them.
     """
     assert len(ids) == len(solo)
-    num_equal = next(
-        (i for i, pair in enumerate(zip(ids, solo, strict=True)) if len({*pair}) > 1), -1
-    )
-    if num_equal < 0:
+    different = [index for index, token_id in enumerate(ids) if token_id != solo[index]]
+    if not different:
         return
+    num_equal = different[0]
     scores = logits_of([*prompt_ids, *solo[:num_equal]])[-1]
     if not sampling.is_greedy:
         indices = torch.arange(scores.shape[0])

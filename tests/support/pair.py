@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import gguf
-
 from protocol.client import Client
-from tests.support.tiny_gguf import TinyGguf
+from tests.support.tiny_gguf import TinyGguf, context_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -51,8 +49,7 @@ def wait_until(condition: Callable[[], object], *, timeout_s: float = 10.0, what
 
 def write_tiny_model(folder: Path, *, context_tokens: int = 4096) -> Path:
     """Write a random model of one layer that loads in no time, with a long context."""
-    context = (context_tokens, gguf.GGUFValueType.UINT32)
-    return TinyGguf(metadata={"llama.context_length": context}).write(folder / "tiny.gguf")
+    return TinyGguf(metadata=context_of(context_tokens)).write(folder / "tiny.gguf")
 
 
 class Pair:

@@ -37,6 +37,11 @@ def tokens() -> list[str]:
     return [*CONTROL_TOKENS, *byte_tokens(), *(merge.replace(" ", "") for merge in MERGES)]
 
 
+def context_of(num_tokens: int) -> dict[str, Typed]:
+    """Return the metadata of a model that takes so many tokens."""
+    return {"llama.context_length": (num_tokens, GGUFValueType.UINT32)}
+
+
 @dataclass
 class TinyGguf:
     """What goes into the file."""

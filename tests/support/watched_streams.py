@@ -56,6 +56,7 @@ class WatchedStreams:
     """
 
     def __init__(self, socket: Path, asks: Sequence[Ask]) -> None:
+        self.asks = tuple(asks)
         self._socket = socket
         self._moved = threading.Condition()
         self._num_tokens = 0

@@ -125,6 +125,7 @@ class DecodeAttention:
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """Rotate, write and attend with one token a sequence; see `shared.ops.decode_step`.
 
@@ -185,6 +186,7 @@ class DecodeAttention:
             MAX_SPLITS=MAX_SPLITS,
             JOINED_GROUP=joined_group,
             JOINED_PARTS=max(1, plan.joined_elements // (joined_group * padded_dim)),
+            WINDOW=window or 0,
             num_warps=plan.num_warps,
             num_stages=NUM_STAGES,
         )

@@ -36,6 +36,7 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     MAX_SPLITS: tl.constexpr,
     JOINED_GROUP: tl.constexpr,
     JOINED_PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ) -> None:
     """Attend over one part of one sequence's context; strides are in elements."""
@@ -47,13 +48,18 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     sequence = tl.program_id(2).to(tl.int64)
     context_len = tl.load(context_lens + sequence)
 
+    # Behind a sliding window nothing is read.
+    begin = context_len * 0
+    if WINDOW > 0:
+        begin = tl.maximum(context_len - WINDOW, 0)
     # Parts are equal in tiles, so a short context has fewer of them and none is empty.  A padding
     # row keeps one, which writes its zeros.
-    tiles_a_part = tl.maximum(tl.cdiv(tl.cdiv(context_len, TILE), num_splits), 1)
-    num_parts = tl.maximum(tl.cdiv(context_len, tiles_a_part * TILE), 1)
+    num_live = context_len - begin
+    tiles_a_part = tl.maximum(tl.cdiv(tl.cdiv(num_live, TILE), num_splits), 1)
+    num_parts = tl.maximum(tl.cdiv(num_live, tiles_a_part * TILE), 1)
     if part >= num_parts:
         return
-    first_token = part * tiles_a_part * TILE
+    first_token = begin + part * tiles_a_part * TILE
     end_token = tl.minimum(first_token + tiles_a_part * TILE, context_len)
 
     row = tl.arange(0, PADDED_GROUP)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shared.ops.norm import rms_norm as reference_rms_norm
 from shared.ops.triton.activation import silu_mul
 from shared.ops.triton.argmax import argmax
 from shared.ops.triton.decode_attention import DecodeAttention
@@ -39,9 +40,16 @@ class TritonOps:
         self._attend: DecodeAttention | None = None
         self._skinny = SkinnyLinear(device=device)
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """See `ForwardOps`."""
-        return self._norm_linear(x, norm, eps, weight, x.dtype)
+        product = self._norm_linear(x, norm, eps, weight, x.dtype)
+        return product if bias is None else product.add_(bias)
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """See `ForwardOps`."""
+        heads.copy_(reference_rms_norm(heads, norm, eps))
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """See `ForwardOps`."""
@@ -90,6 +98,7 @@ class TritonOps:
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """See `ForwardOps`.
 
@@ -108,6 +117,7 @@ class TritonOps:
             context_lens,
             layer=layer,
             scale=scale,
+            window=window,
         )
 
     def argmax(self, logits: Tensor) -> Tensor:

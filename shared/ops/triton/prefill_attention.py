@@ -48,7 +48,8 @@ def prefill_attention(
         ShapeError: As there.
     """
     head_dim = query.shape[2]
-    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8:
+    is_windowed = any(span.window is not None for span in spans)
+    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8 or is_windowed:
         return paged_attention(query, kv_layer, spans, scale=scale)
     outputs = [
         (_attend_square if span.query_len >= MIN_SQUARE else _attend_any)(

@@ -57,6 +57,13 @@ def test_attention_over_blocks_of_any_size(block_size: int) -> None:
     check_decode_attention(case, "cuda")
 
 
+@pytest.mark.parametrize("window", [1, 100, 1_024, 5_000])
+def test_attention_within_a_window(window: int) -> None:
+    """Within a block, over several parts, and longer than every context."""
+    case = Attention(context_lens=(4_000, 0, 900, 1), window=window, dtype=torch.bfloat16)
+    check_decode_attention(case, "cuda")
+
+
 def test_many_launches_in_a_row_give_the_same_bits() -> None:
     """Parts are counted and joined by whichever comes last: a race would move the result."""
     case = Attention(context_lens=(4_000, 17, 900), num_kv_heads=8, dtype=torch.bfloat16)

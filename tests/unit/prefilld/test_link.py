@@ -623,9 +623,11 @@ def test_closing_says_bye(service: RecordingService, host: ModelHost, logs: list
     async def scene() -> None:
         async with linked(service, host) as world:
             decoded = await world.opened()
+            world.casualties.adopted("r")
             world.link.close()
             assert not world.link.is_open
             await decoded.until_received(wire.Bye)
+            assert world.casualties.came_back("r") == 0, "it was we who left"
             assert "link.closed" in events(logs)
             assert "link.lost" not in events(logs)
 

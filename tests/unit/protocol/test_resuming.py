@@ -18,6 +18,7 @@ from protocol.errors import (
     ProtocolError,
     RequestError,
     SocketForbiddenError,
+    SocketPathError,
     UnixSocketError,
 )
 from protocol.exchange import Exchange
@@ -181,6 +182,7 @@ def test_an_error_that_tells_of_a_daemons_end_is_a_loss(code: str) -> None:
     [
         RequestError("internal", "decoded refused it", retryable=False),
         RequestError("timeout", "too long", retryable=True),
+        RequestError("model-changed", "another model", retryable=False),
         RequestError("poisoned", "it kills", retryable=False),
         DeadlineError("silent"),
         InvalidMessageError("tokens: nonsense"),
@@ -209,6 +211,7 @@ UNREACHABLE: list[UnixSocketError] = [
     NoSuchSocketError("nothing there", path="/s"),
     NotListeningError("nobody listens", path="/s"),
     ListenQueueFullError("behind", path="/s"),
+    SocketForbiddenError("not yours yet", path="/s"),
 ]
 
 
@@ -239,13 +242,13 @@ def test_a_daemon_that_is_coming_back_is_waited_for(error: ProtocolError | Reque
     assert caught.value.__cause__ is error
 
 
-def test_a_socket_that_is_forbidden_will_not_mend_itself() -> None:
+def test_a_socket_that_cannot_be_will_not_mend_itself() -> None:
     """Unlike one that is not there."""
     resuming = resumption()
     cut(resuming, ACCEPTED)
     resuming.next_exchange()
-    with pytest.raises(SocketForbiddenError, match="not yours"):
-        resuming.failed(SocketForbiddenError("not yours", path="/s"), now_s=0.0)
+    with pytest.raises(SocketPathError, match="too long"):
+        resuming.failed(SocketPathError("too long", path="/s"), now_s=0.0)
 
 
 def test_each_loss_has_the_whole_deadline() -> None:
