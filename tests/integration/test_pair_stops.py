@@ -62,8 +62,8 @@ def prompt_of(num_tokens: int, salt: int) -> tuple[int, ...]:
     return tuple(2 + (7 * index + salt) % 250 for index in range(num_tokens))
 
 
-RUNNING = [Ask(prompt=prompt_of(30, 10 * n), max_tokens=150) for n in range(4)]
-LONG = [Ask(prompt=prompt_of(480, 100 + n), max_tokens=30) for n in range(8)]
+RUNNING = [Ask(prompt=prompt_of(30, 10 * n), max_tokens=100) for n in range(4)]
+LONG = [Ask(prompt=prompt_of(480, 100 + n), max_tokens=12) for n in range(8)]
 """Computed in one step and so handed over at once: 92 MB to copy, between steps of the others."""
 
 
