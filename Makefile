@@ -21,7 +21,7 @@ PLACES = $(foreach name,DESTDIR PREFIX BINDIR UNITLIB SYSCONFDIR,$(name)='$($(na
 
 .DEFAULT_GOAL := help
 .PHONY: FORCE help install dev demo test check lint fmt types layers unit bench clean \
-	test-systemd install-system uninstall-system
+	test-systemd install-prefix install-system uninstall-system
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -79,14 +79,14 @@ check: lint types layers unit ## The quick part of `test`
 test: lint types layers ## Everything that needs no GPU; what CI runs
 	$(BIN)/pytest -q -m "not gpu"
 
-test-systemd: dev ## The service under a real systemd, booted in a container; needs root
-	$(BIN)/pytest -q -m systemd tests/systemd
+test-systemd: dev ## The service under a real systemd, the pod in namespaces; needs root
+	$(BIN)/pytest -q -m systemd tests/systemd tests/kubernetes
 
 bench: dev ## Measure on this machine; CPU figures are ratios within one run
 	$(BIN)/python -m tests.benchmarks
 
 # An environment that is staged in DESTDIR runs in PREFIX: its programs name their Python by path.
-install-system: ## Install the service under PREFIX=/opt/kvpair, with its units (as root)
+install-prefix: ## Install only the programs, under PREFIX=/opt/kvpair
 	$(SYSTEM_PYTHON) -m venv '$(DESTDIR)$(PREFIX)'
 	grep -vi '$(UNPINNED)' constraints.txt > '$(DESTDIR)$(PREFIX)/constraints.txt'
 	echo '$(TORCH)' >> '$(DESTDIR)$(PREFIX)/constraints.txt'
@@ -95,6 +95,8 @@ install-system: ## Install the service under PREFIX=/opt/kvpair, with its units 
 		'$(TORCH)' '.$(EXTRAS)'
 	sed -i "1s|^#!.*/bin/python[^ ]*|#!$(PREFIX)/bin/python3|" \
 		$(foreach program,kvpair prefilld decoded,'$(DESTDIR)$(PREFIX)/bin/$(program)')
+
+install-system: install-prefix ## Install the service: programs, units, user and folders (as root)
 	$(PLACES) systemd/install.sh install
 
 uninstall-system: ## Remove the service; configuration, cache and user stay

@@ -122,6 +122,12 @@ class AdoptionDesk:
 
     def on_chunk(self, session: LinkSession, message: wire.Chunk) -> None:
         """Pull blocks of a prompt that is still being computed."""
+        self._service.log.debug(
+            "chunk.received",
+            lease_id=message.lease,
+            num_blocks=len(message.blocks),
+            ring_slot=message.event,
+        )
         effects = session.intake.chunk(
             lease_id=message.lease,
             slot=message.slot,
@@ -203,6 +209,13 @@ class AdoptionDesk:
         is_valid = done.is_complete and session.peer_pool.is_valid(copy)
         if not is_valid:
             self._metrics.voided.inc()
+        self._service.log.debug(
+            "chunk.pulled" if is_valid else "chunk.voided",
+            lease_id=copy.lease_id,
+            num_blocks=len(copy.sources),
+            start_ns=done.start_ns,
+            done_ns=done.done_ns,
+        )
         effects = session.intake.copied(
             copy, is_valid=is_valid, start_ns=done.start_ns, done_ns=done.done_ns
         )

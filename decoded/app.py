@@ -22,10 +22,11 @@ from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
 from shared.daemon.devices import Device, require_device
+from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
-from shared.daemon.metrics_http import metrics_over_http
 from shared.daemon.model_host import ModelHost, load_model_host
+from shared.daemon.watched import watched
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
 from shared.service.frame import DaemonState, Service
@@ -45,16 +46,17 @@ ENGINE_GRACE_S = 1.0
 async def run(service: Service, listener: Listener) -> None:
     """Run decoded until it was told to stop and has finished what it had adopted."""
     engine = EngineThread(num_threads=service.config.decoded.threads)
-    app = Decoded(service, engine, listener)
-    scrapers = metrics_over_http(
+    watching = watched(
         service.metrics, name=service.name, resolved=service.resolved, log=service.log
     )
-    try:
-        async with scrapers:
-            await app.serve()
-    finally:
-        app.close()
-        await engine.stop(grace_s=ENGINE_GRACE_S)
+    with listener:  # where nobody may watch as configured, there is no app to close it
+        async with watching as service.tracer:
+            app = Decoded(service, engine, listener)
+            try:
+                await app.serve()
+            finally:
+                app.close()
+                await engine.stop(grace_s=ENGINE_GRACE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,6 +103,7 @@ class Decoded:
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
         await self._load()
+        freeze_startup_objects()
         assert self._parts is not None
         self._service.spawn(self._sweep(self._parts), name="sweep")
         self._service.set_state(DaemonState.WAITING)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from decoded.answers import end_of
+from decoded.spans import trace_of
 from protocol import messages as wire
 
 if TYPE_CHECKING:
@@ -96,7 +97,9 @@ class SequenceBook:
                 "request.answer", request_id=sequence.state.id, text=self._decode(ids)
             )
         self._forget(sequence)
-        sequence.stream.finish(end_of(sequence, reason, self._service.clock.monotonic_ns()))
+        now_ns = self._service.clock.monotonic_ns()
+        sequence.stream.finish(end_of(sequence, reason, now_ns))
+        self._service.tracer.record(trace_of(sequence, now_ns, reason=reason))
 
     def fail(self, sequence: Sequence, code: str, message: str) -> None:
         """Send ERROR and free the blocks; the client may ask again.  Only between turns."""
@@ -106,6 +109,8 @@ class SequenceBook:
         )
         self._forget(sequence)
         sequence.stream.finish(wire.Error(code=code, message=message, retryable=True))
+        now_ns = self._service.clock.monotonic_ns()
+        self._service.tracer.record(trace_of(sequence, now_ns, error_code=code))
 
     def close_stalled(self, now_s: float) -> None:
         """Cut off clients that take nothing: they hold blocks that others wait for."""

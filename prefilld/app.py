@@ -14,8 +14,9 @@ from protocol import messages as wire
 from protocol.errors import RequestError
 from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
+from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.listening import Door
-from shared.daemon.metrics_http import metrics_over_http
+from shared.daemon.watched import watched
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
 
@@ -42,16 +43,17 @@ MAX_CLIENTS = 4096
 async def run(service: Service, listener: Listener) -> None:
     """Run prefilld until it was told to stop and has finished what it had begun."""
     engine = EngineThread(num_threads=service.config.prefilld.threads)
-    app = Prefilld(service, engine, listener)
-    scrapers = metrics_over_http(
+    watching = watched(
         service.metrics, name=service.name, resolved=service.resolved, log=service.log
     )
-    try:
-        async with scrapers:
-            await app.serve()
-    finally:
-        app.close()
-        await engine.stop(grace_s=ENGINE_GRACE_S)
+    with listener:  # where nobody may watch as configured, there is no app to close it
+        async with watching as service.tracer:
+            app = Prefilld(service, engine, listener)
+            try:
+                await app.serve()
+            finally:
+                app.close()
+                await engine.stop(grace_s=ENGINE_GRACE_S)
 
 
 class Prefilld:
@@ -92,6 +94,7 @@ class Prefilld:
             on_link_change=self._on_link_change,
             turns_away=self._turns_away,
         )
+        freeze_startup_objects()
         parts.overview.declare(self._service.metrics)
         self._service.spawn(parts.serving.prefill_loop(), name="prefill")
         self._service.spawn(parts.link.keep(), name="link")

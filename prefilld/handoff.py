@@ -196,6 +196,13 @@ class HandoffDesk:
         )
         request.chunked_blocks = num_complete
         self._metrics.chunks.inc()
+        self._log.debug(
+            "chunk.sent",
+            request_id=request.id,
+            lease_id=lease.lease_id,
+            num_chunked=num_complete,
+            ring_slot=event,
+        )
 
     def ready(self, request: Request) -> None:
         """Queue a request whose first token is known; `pump` hands it over."""

@@ -26,6 +26,9 @@ class PrefillMetrics:
         self.accepted = metrics.counter(
             "kvpair_requests_accepted_total", "Requests that passed every check."
         )
+        self.resumed = metrics.counter(
+            "kvpair_requests_resumed_total", "Requests that go on with an answer that broke off."
+        )
         self.failed = metrics.counter(
             "kvpair_requests_failed_total", "Requests answered by ERROR, by its code.", ["code"]
         )

@@ -13,6 +13,7 @@ from shared.engine.stream_prefiller import StreamPrefiller
 from shared.kv.cuda_ipc import CudaIpcPool
 from shared.kv.layout import RESERVED_BLOCK
 from shared.kv.memfd import MemfdPool
+from shared.ops.sampler import warm_up_sampler
 from shared.ops.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -44,6 +45,13 @@ def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -
     cuda_pool = CudaIpcPool.create(host.layout, device=device.index)
     runner = ModelRunner(host.model, cuda_pool.kv, host.layout)
     prefiller = StreamPrefiller(runner, DeviceStream(host.model.device), cuda_pool.record)
+    longest = (host.layout.num_blocks - 1) * host.layout.block_size
+    host.model.prepare_prefill(
+        cuda_pool.kv,
+        max_query_len=token_budget,
+        max_context_len=min(longest, host.spec.max_context_tokens),
+    )
+    warm_up_sampler(host.model.device, host.spec.vocab_size)
     _warm_up(prefiller, host.layout, token_budget)
     return PrefillEngine(pool=cuda_pool, prefiller=prefiller)
 

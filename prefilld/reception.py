@@ -106,6 +106,7 @@ class Reception:
         if message.resume is None:
             self._casualties.begun(message.id)
         else:
+            self._metrics.resumed.inc()
             self._service.log.info(
                 "request.resumed",
                 request_id=message.id,

@@ -19,6 +19,7 @@ from prefilld.casualties import poisoned_error
 from prefilld.prefill import launch_chunks, wait_for_chunks
 from prefilld.request import Request, RequestState
 from prefilld.scheduler import Chunk, Scheduler
+from prefilld.spans import trace_of
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.clock import NS_PER_S
@@ -281,6 +282,7 @@ class Serving:
         else:
             self._forget(request)
             self.fail(request.client, error, request_id=request.id)
+            self._service.tracer.record(trace_of(request, self._now_ns(), error_code=error.code))
 
     def _end(self, request: Request, reason: str) -> None:
         """Send END and take everything back."""
@@ -293,7 +295,9 @@ class Serving:
             completion_tokens=len(request.answer_ids),
         )
         self._forget(request)
-        request.client.finish(end_of(request, reason, self._now_ns()))
+        now_ns = self._now_ns()
+        request.client.finish(end_of(request, reason, now_ns))
+        self._service.tracer.record(trace_of(request, now_ns, reason=reason))
 
     def _forget(self, request: Request) -> None:
         self._requests.pop(request.client, None)

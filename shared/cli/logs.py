@@ -31,7 +31,7 @@ _AGO = re.compile(r"-?(\d+)\s*(s|min|m|h|d)(?:\s+ago)?")
 
 
 @click.command
-@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(allow_dash=True))
 @click.option("-f", "--follow", is_flag=True, help="Wait for more.")
 @click.option("--request", "request_id", metavar="ID", help="Only what concerns this request.")
 @click.option("--since", metavar="WHEN", help='Not before: "10min", "2h", "14:30", or a date.')

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
-from shared.cli.pair import DAEMONS, find_sockets
+from shared.cli.pair import DAEMONS, decoded_socket
 from shared.config.paths import client_socket
 from shared.errors import ExitCode
 
@@ -26,7 +27,11 @@ def metrics(*, daemon: str | None, socket: str | None) -> ExitCode:
 
     Where one of them does not answer, the other's are printed, and the exit code is 69.
     """
-    sockets = find_sockets(client_socket(os.environ, chosen=socket))
+    prefilld_socket = client_socket(os.environ, chosen=socket)
+    status = None
+    with suppress(ProtocolError, RequestError):
+        status = Client(prefilld_socket, timeout_s=ANSWER_TIMEOUT_S).status()
+    sockets = {"prefilld": prefilld_socket, "decoded": decoded_socket(prefilld_socket, status)}
     names = DAEMONS if daemon is None else (daemon,)
     texts = [text for name in names if (text := _ask(name, sockets[name])) is not None]
     click.echo(merge(texts), nl=False)

@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from shared.model.gguf_file import GgufHeader
-    from shared.model.spec import ModelSpec
+    from shared.model.describe import ModelDescription
 
 GIB = 1 << 30
 BLOCK_SIZE = 16  # tokens; the default of `[pool] block_size`
@@ -21,8 +21,21 @@ def model() -> None:
     """Fetch, list and describe models."""
 
 
+def _complete_model(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer the catalogue's names."""
+    from shared.model.catalog import CATALOG  # noqa: PLC0415 - only completion needs it
+
+    return [
+        CompletionItem(entry.name, help=entry.summary)
+        for entry in CATALOG.values()
+        if entry.name.startswith(incomplete)
+    ]
+
+
 @model.command()
-@click.argument("name")
+@click.argument("name", shell_complete=_complete_model)
 def fetch(name: str) -> None:
     """Bring the model NAME into your cache.
 
@@ -88,29 +101,25 @@ def list_(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(name_or_path: str, dtype: str, pool_gib: float, as_json: bool) -> None:
     """Describe a model and the price of its KV cache."""
+    from shared.model.describe import describe_model  # noqa: PLC0415 - as above
     from shared.model.fetch import resolve_model  # noqa: PLC0415 - as above
-    from shared.model.gguf_file import read_header  # noqa: PLC0415 - as above
-    from shared.model.gguf_model import read_spec  # noqa: PLC0415 - as above
 
-    header = read_header(resolve_model(name_or_path))
-    facts = _facts(header, read_spec(header), dtype, pool_gib)
+    facts = _facts(describe_model(resolve_model(name_or_path)), dtype, pool_gib)
     click.echo(json.dumps(facts, indent=2) if as_json else _table(facts))
 
 
-def _facts(header: GgufHeader, spec: ModelSpec, dtype: str, pool_gib: float) -> dict[str, Any]:
-    from shared.model.gguf_file import content_id  # noqa: PLC0415 - as above
-    from shared.model.gguf_model import read_chat_template, read_vocabulary  # noqa: PLC0415
+def _facts(model: ModelDescription, dtype: str, pool_gib: float) -> dict[str, Any]:
     from shared.model.spec import DTYPE_BYTES  # noqa: PLC0415 - as above
 
-    vocabulary = read_vocabulary(header)
+    spec = model.spec
     kv_bytes_per_token = spec.kv_bytes_per_token(dtype)
     # Whole blocks, and the first one is never a request's.
     num_blocks = int(pool_gib * GIB) // (BLOCK_SIZE * kv_bytes_per_token)
     return {
         "name": spec.name,
-        "path": str(header.path),
-        "content_id": content_id(header),
-        "file_bytes": header.size_bytes,
+        "path": str(model.path),
+        "content_id": model.content_id,
+        "file_bytes": model.file_bytes,
         "architecture": spec.architecture,
         "num_parameters": spec.num_parameters,
         "num_layers": spec.num_layers,
@@ -122,16 +131,17 @@ def _facts(header: GgufHeader, spec: ModelSpec, dtype: str, pool_gib: float) -> 
         "vocab_size": spec.vocab_size,
         "tied_embeddings": spec.tied_embeddings,
         "max_context_tokens": spec.max_context_tokens,
+        "sliding_window": spec.sliding_window,
         "rope_theta": spec.rope_theta,
         "rms_norm_eps": spec.rms_norm_eps,
         "tokenizer": {
-            "model": vocabulary.model,
-            "pre": vocabulary.pre,
-            "add_bos": vocabulary.add_bos,
+            "model": model.tokenizer,
+            "pre": model.pre,
+            "add_bos": model.add_bos,
             "bos_id": spec.bos_id,
             "eos_ids": list(spec.eos_ids),
         },
-        "chat_template": read_chat_template(header) is not None,
+        "chat_template": model.has_chat_template,
         "dtype": dtype,
         "weight_bytes": spec.num_parameters * DTYPE_BYTES[dtype],
         "kv_bytes_per_token": kv_bytes_per_token,
@@ -160,10 +170,16 @@ def _table(facts: dict[str, Any]) -> str:
             f"{facts['num_heads']} heads of {facts['head_dim']}, "
             f"{facts['num_kv_heads']} of keys and values",
         ),
-        ("context", f"{facts['max_context_tokens']:,} tokens"),
+        ("context", _context(facts)),
         (
             "tokenizer",
-            f"{tokenizer['model']}, split by {tokenizer['pre']}, {facts['vocab_size']:,} tokens",
+            ", ".join(
+                [
+                    tokenizer["model"],
+                    *([f"split by {tokenizer['pre']}"] if tokenizer["pre"] else []),
+                    f"{facts['vocab_size']:,} tokens",
+                ]
+            ),
         ),
         ("chat template", "yes" if facts["chat_template"] else "none"),
         ("weights", f"{facts['weight_bytes'] / 1e6:,.0f} MB as {facts['dtype']}"),
@@ -176,3 +192,9 @@ def _table(facts: dict[str, Any]) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _context(facts: dict[str, Any]) -> str:
+    window = facts["sliding_window"]
+    seen = "" if window is None else f", of which a token sees the last {window:,}"
+    return f"{facts['max_context_tokens']:,} tokens{seen}"

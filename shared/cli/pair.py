@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 
-from protocol.client import Client
-from protocol.errors import ProtocolError, RequestError
 from shared.config.paths import beside
 
 DAEMONS = ("prefilld", "decoded")
 
-ANSWER_TIMEOUT_S = 5.0
-"""A daemon answers STATUS from its event loop, whatever its engine does."""
 
+def decoded_socket(prefilld_socket: Path, status: Mapping[str, object] | None) -> Path:
+    """Return where decoded listens.
 
-def find_sockets(prefilld_socket: Path) -> dict[str, Path]:
-    """Return both sockets; decoded's lies beside prefilld's unless that tells another place."""
-    told: object = None
-    with suppress(ProtocolError, RequestError):
-        status = Client(prefilld_socket, timeout_s=ANSWER_TIMEOUT_S).status()
-        told = status.get("decoded_socket")
-    return {
-        "prefilld": prefilld_socket,
-        "decoded": Path(told) if isinstance(told, str) else beside(prefilld_socket),
-    }
+    Args:
+        prefilld_socket: Where prefilld listens; decoded's lies beside it by default.
+        status: prefilld's STATUS, which tells another place; None where it does not answer.
+    """
+    told = (status or {}).get("decoded_socket")
+    return Path(told) if isinstance(told, str) else beside(prefilld_socket)

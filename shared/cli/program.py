@@ -1,7 +1,8 @@
 """The `kvpair` command itself: finds the sub-command, and turns every failure into one line.
 
 A sub-command's module is imported only when it is used.  Nothing here may import torch, numpy,
-asyncio, structlog or rich, and only `up` and `model` may lead to more than the wire's client.
+asyncio, structlog or rich, and only `up`, `model` and `doctor` may lead to more than the wire's
+client.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ from shared.errors import ExitCode, KvpairError
 from shared.version import __version__
 
 COMMANDS: dict[str, str] = {
+    "chat": "Talk with the model, turn by turn.",
+    "completion": "Print what completes commands, flags and values in a shell.",
     "config": "Show the configuration and where each value came from.",
+    "doctor": "Look for what could stop the pair from serving.",
     "generate": "Answer a prompt.",
     "logs": "Show what both daemons logged, as one timeline.",
     "metrics": "Print both daemons' metrics in Prometheus' text format.",
     "model": "Fetch, list and describe models.",
+    "probe": "Ask whether a daemon still works.",
     "status": "Show what both daemons are doing.",
+    "top": "Watch both daemons, live.",
     "up": "Run both daemons in the foreground.",
 }
 """Every sub-command with its first line of help, told without importing its module.

@@ -11,14 +11,15 @@ import click
 
 from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
-from shared.config.paths import beside, client_socket
+from shared.cli.pair import decoded_socket
+from shared.config.paths import client_socket
 from shared.errors import ExitCode
 
 ANSWER_TIMEOUT_S = 5.0
 """A daemon answers STATUS from its event loop, whatever its engine does."""
 
-_HIDDEN = frozenset({"counters", "decoded_socket"})
-"""For programs: --json has them."""
+_HIDDEN = frozenset({"counters", "decoded_socket", "requests"})
+"""For programs: --json has them; `kvpair top` shows requests."""
 
 
 @click.command
@@ -31,9 +32,8 @@ def status(*, as_json: bool, socket: str | None) -> ExitCode:
     """
     prefilld_socket = client_socket(os.environ, chosen=socket)
     prefilld = _ask("prefilld", prefilld_socket)
-    told = (prefilld or {}).get("decoded_socket")  # else it lies where it does by default
-    decoded_socket = Path(told) if isinstance(told, str) else beside(prefilld_socket)
-    answers = {"prefilld": prefilld, "decoded": _ask("decoded", decoded_socket)}
+    decoded = _ask("decoded", decoded_socket(prefilld_socket, prefilld))
+    answers = {"prefilld": prefilld, "decoded": decoded}
     if as_json:
         click.echo(json.dumps(answers, indent=2))
     elif any(answer is not None for answer in answers.values()):

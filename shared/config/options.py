@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from shared.config.resolution import ResolvedConfig, resolve
-from shared.config.sources import Setting, parse_assignment
+from shared.config.sources import KEYS, Setting, parse_assignment
 
 Result = TypeVar("Result")
 
@@ -42,7 +43,9 @@ _SHORTHANDS = {
 def config_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Add `--config`, `--set` and the shorthands; the command receives `flags: ConfigFlags`."""
 
-    @click.option("--config", "config_file", metavar="FILE", help="Read this TOML file.")
+    @click.option(
+        "--config", "config_file", metavar="FILE", type=click.Path(), help="Read this TOML file."
+    )
     @click.option("--model", metavar="MODEL", help="Name or path of the model (model.path).")
     @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error (log.level).")
     @click.option("--log-format", metavar="FORMAT", help="auto, json or console (log.format).")
@@ -51,6 +54,7 @@ def config_options(command: Callable[..., Result]) -> Callable[..., Result]:
         "assignments",
         metavar="SECTION.KEY=VALUE",
         multiple=True,
+        shell_complete=_complete_key,
         help="Set one value of the configuration; may be given often.",
     )
     @wraps(command)
@@ -61,6 +65,17 @@ def config_options(command: Callable[..., Result]) -> Callable[..., Result]:
         return command(flags=_collect(config_file, assignments, chosen), **parameters)
 
     return with_flags
+
+
+def _complete_key(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Offer the keys; the value behind the sign is the user's."""
+    return [
+        CompletionItem(f"{key}=", help="")
+        for key in KEYS
+        if key.startswith(incomplete.partition("=")[0]) and "=" not in incomplete
+    ]
 
 
 def _collect(

@@ -83,7 +83,7 @@ def resolve(
         layers.extend(read_file(config_file))
     elif named := environ.get(CONFIG_VARIABLE):
         layers.extend(read_file(Path(named)))
-    elif system_file.exists():
+    elif _may_exist(system_file):
         layers.extend(read_file(system_file))
     layers.extend(read_environment(environ))
     layers.extend(flags)
@@ -108,6 +108,14 @@ def resolve(
         origins=MappingProxyType(origins),
         warnings=_warnings(config, num_cores),
     )
+
+
+def _may_exist(path: Path) -> bool:
+    """Whether a file is there, or in a folder that is closed to this user: then reading says so."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
 
 
 def _compose(values: Mapping[str, object]) -> Config:

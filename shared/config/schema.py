@@ -48,7 +48,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """`[model]`: what is served."""
 
     path: Text = "smollm2-135m-instruct"
-    """A name that `kvpair model list` knows, or the path of a model file."""
+    """A name that `kvpair model list` knows, or the path of a GGUF file or of a Hugging Face
+    directory."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of weights and KV cache.  float32 is exact, and on a CPU no slower than bfloat16; a GPU is
     several times faster with either of the others."""
@@ -165,6 +166,13 @@ class LogConfig(Section, frozen=True, kw_only=True):
     """Log prompts and answers.  Off: they are the users' and may be secret."""
 
 
+class TraceConfig(Section, frozen=True, kw_only=True):
+    """`[trace]`: spans of single requests, for OpenTelemetry."""
+
+    endpoint: Text | None = None
+    """Collector to send them to, as `http://127.0.0.1:4318/v1/traces`.  Needs the extra `otel`."""
+
+
 class Config(Section, frozen=True, kw_only=True):
     """The whole configuration.  `shared.config.resolve` makes it."""
 
@@ -175,6 +183,7 @@ class Config(Section, frozen=True, kw_only=True):
     limits: LimitsConfig = LimitsConfig()
     link: LinkConfig = LinkConfig()
     log: LogConfig = LogConfig()
+    trace: TraceConfig = TraceConfig()
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -185,6 +194,7 @@ SECTIONS: dict[str, type[Section]] = {
     "limits": LimitsConfig,
     "link": LinkConfig,
     "log": LogConfig,
+    "trace": TraceConfig,
 }
 """The file's tables, in the order in which they are shown."""
 

@@ -58,6 +58,7 @@ def build_batch(
     device: torch.device,
     *,
     all_outputs: bool = False,
+    window: int | None = None,
 ) -> ForwardBatch:
     """Pack sequences into one batch, in their order.
 
@@ -67,6 +68,7 @@ def build_batch(
         device: Where the batch is computed.
         all_outputs: Whether every token's hidden state is wanted, not just those from which a
             token is sampled.
+        window: The model's sliding window, `ModelSpec.sliding_window`.
 
     Raises:
         ValueError: There is no sequence, one has no tokens or a negative position, or its blocks
@@ -96,6 +98,7 @@ def build_batch(
             query_len=len(step.token_ids),
             context_len=step.context_len,
             block_table=block_table,
+            window=window,
         )
         for step, block_table, start in zip(steps, pieces[4:], starts, strict=True)
     )

@@ -94,8 +94,9 @@ class CudaPuller:
         from shared.ops.triton.gather_blocks import gather_blocks  # noqa: PLC0415
 
         self._gather_blocks, self._target = gather_blocks, target
-        # A low priority: where multiprocessors are short, steps go first.
-        self._stream = torch.cuda.Stream(target.device, priority=0)
+        self._stream = torch.cuda.Stream(target.device)
+        self._free: list[_IdBuffers] = []
+        self._warm_up()
 
     def start(
         self,
@@ -107,9 +108,9 @@ class CudaPuller:
     ) -> PendingCopy:
         """Launch the copy; see `BlockPuller.start`."""
         check_copy(source, self._target, source_ids, target_ids)
-        ids = torch.tensor([list(source_ids), list(target_ids)], dtype=torch.int64).pin_memory()
+        ids = self._take(len(source_ids))
         with torch.cuda.stream(self._stream):
-            on_device = ids.to(self._target.device, non_blocking=True)
+            on_device = ids.fill(source_ids, target_ids)
             self._gather_blocks(
                 source,
                 self._target,
@@ -117,16 +118,63 @@ class CudaPuller:
                 on_device[1],
                 num_programs=BUSY_PROGRAMS if is_busy else IDLE_PROGRAMS,
             )
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        return _Launched(event, ids)
+            ids.event.record(self._stream)
+        return _Launched(ids, self._free)
+
+    def _take(self, num_blocks: int) -> _IdBuffers:
+        """Return buffers that no copy on its way reads."""
+        for index, buffers in enumerate(self._free):
+            if buffers.capacity >= num_blocks:
+                return self._free.pop(index)
+        capacity = max(MIN_CAPACITY, 1 << (num_blocks - 1).bit_length())
+        return _IdBuffers(capacity, self._target.device)
+
+    def _warm_up(self) -> None:
+        """Compile the kernel, and take buffers: the first prompt should not wait for either."""
+        num_blocks = min(2, self._target.shape[0] - 1)
+        for is_busy in (False, True):
+            ids = list(range(1, 1 + num_blocks))
+            pending = self.start(self._target, ids, ids, is_busy=is_busy)
+            self._stream.synchronize()
+            pending.is_done()
+
+
+MIN_CAPACITY = 1024
+"""Blocks whose ids a pair of buffers holds; 16,384 tokens of 16-token blocks."""
+
+
+class _IdBuffers:
+    """Block ids of one copy, on both sides, and the event of its end."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.event = torch.cuda.Event()
+        self._host = torch.empty(2 * capacity, dtype=torch.int64, pin_memory=True)
+        self._numbers = self._host.numpy()
+        self._device = torch.empty(2 * capacity, dtype=torch.int64, device=device)
+
+    def fill(self, source_ids: Sequence[int], target_ids: Sequence[int]) -> Tensor:
+        """Enqueue the ids' way to the device, as [2, num_blocks]."""
+        num_blocks = len(source_ids)
+        self._numbers[:num_blocks] = source_ids
+        self._numbers[num_blocks : 2 * num_blocks] = target_ids
+        on_device = self._device[: 2 * num_blocks]
+        on_device.copy_(self._host[: 2 * num_blocks], non_blocking=True)
+        return on_device.view(2, num_blocks)
 
 
 class _Launched:
-    """A copy on the side stream; keeps the ids in memory until they were read."""
+    """A copy on the side stream; its buffers are free again once it was seen done."""
 
-    def __init__(self, event: torch.cuda.Event, ids: Tensor) -> None:
-        self._event, self._ids = event, ids
+    def __init__(self, ids: _IdBuffers, free: list[_IdBuffers]) -> None:
+        self._ids: _IdBuffers | None = ids
+        self._free = free
 
     def is_done(self) -> bool:
-        return bool(self._event.query())
+        if self._ids is None:
+            return True
+        if not self._ids.event.query():
+            return False
+        self._free.append(self._ids)
+        self._ids = None
+        return True

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shared.engine.history import adjustments_of
 from shared.ops.adjustments import adjust_logits
-from shared.ops.batch_sampling import SamplingTensors, sample_batch
+from shared.ops.batch_sampling import SamplingTensors
 from shared.ops.logprobs import LogprobTensors, token_logprobs
+from shared.ops.sampler import sampler_for
 from shared.ops.sampling import sample
 
 if TYPE_CHECKING:
@@ -119,4 +120,5 @@ def _draw(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     positions = [choice.context_len for choice in choices]
     if logits.device.type == "cpu":
         return sample(logits, sampling, positions)
-    return sample_batch(logits, SamplingTensors.of(sampling, positions, logits.device))
+    how = SamplingTensors.of(sampling, positions, logits.device)
+    return sampler_for(logits.device)(logits, how)

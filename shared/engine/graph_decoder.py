@@ -35,6 +35,7 @@ from shared.engine.device_stream import DeviceStream
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import DecodeBatch
 from shared.ops.kv_write import PAD_SLOT
+from shared.ops.sampler import warm_up_sampler
 from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class GraphDecoder:
         self._num_launched = 0
         self._in_flight: deque[_InFlight] = deque()
         model.prepare_decode(max_batch=max_batch, max_context_len=max_blocks * layout.block_size)
+        warm_up_sampler(device, model.spec.vocab_size)
         self._replays = self._capture()
 
     @property
@@ -165,12 +167,13 @@ class GraphDecoder:
 
     def _take_row(self, row: int, step: DecodeStep) -> None:
         """Put a sequence's block table into a row."""
-        table = torch.tensor(step.block_table, dtype=torch.int32)
-        if not len(table) <= self._block_tables.shape[1]:
+        num_blocks = len(step.block_table)
+        if num_blocks > self._block_tables.shape[1]:
             raise ValueError(
-                f"a table of {len(table)} blocks does not fit {self._block_tables.shape[1]}"
+                f"a table of {num_blocks} blocks does not fit {self._block_tables.shape[1]}"
             )
-        self._block_tables[row, : len(table)].copy_(self._stream.pinned(table), non_blocking=True)
+        table = torch.from_numpy(np.array(step.block_table, dtype=np.int32))
+        self._block_tables[row, :num_blocks].copy_(self._stream.pinned(table), non_blocking=True)
         self._tables[row] = step.block_table
 
     def _fill(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from shared.engine.batch import SequenceStep
     from shared.kv.layout import KVLayout
+    from shared.model.batch import ForwardBatch
     from shared.model.llama import Llama
 
 
@@ -70,7 +71,7 @@ class ModelRunner:
         """
         logits: Tensor | None = None
         if with_logits:
-            batch = build_batch(steps, self._layout, self._kv.device, all_outputs=True)
+            batch = self._batch_of(steps, all_outputs=True)
             hidden = self._model.forward(batch, self._kv)
             logits = self._model.logits(hidden)
             chosen = self._choose(hidden[list(sampled_rows(steps))], steps)
@@ -96,7 +97,7 @@ class ModelRunner:
         Raises:
             ValueError: As `execute`.
         """
-        batch = build_batch(steps, self._layout, self._kv.device)
+        batch = self._batch_of(steps)
         hidden = self._model.forward(batch, self._kv)
         on_written()
         return self._choose(hidden, steps)
@@ -106,6 +107,17 @@ class ModelRunner:
         """Return one a sequence, in order: what was sampled for it, or None where nothing was."""
         chosen = iter(sampled.tolist())
         return tuple(None if step.sampling is None else next(chosen) for step in steps)
+
+    def _batch_of(
+        self, steps: Sequence[SequenceStep], *, all_outputs: bool = False
+    ) -> ForwardBatch:
+        return build_batch(
+            steps,
+            self._layout,
+            self._kv.device,
+            all_outputs=all_outputs,
+            window=self._model.spec.sliding_window,
+        )
 
     def _choose(self, hidden: Tensor, steps: Sequence[SequenceStep]) -> Chosen:
         """Choose a token behind each row that a step wants one of."""

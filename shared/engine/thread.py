@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 15
 """Of a thread's name in the kernel, which refuses longer ones."""
 
+TIMER_SLACK_NS = 1000
+"""How late the kernel may wake the engine thread out of a sleep; 50,000 is what it starts with."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -106,6 +109,9 @@ class EngineThread:
         name = threading.current_thread().name[:MAX_NAME_BYTES]
         with suppress(OSError):  # for `top -H` and debuggers, which know nothing of Python's names
             Path("/proc/thread-self/comm").write_text(name, encoding="ascii", errors="replace")
+        with suppress(OSError):  # what polls a GPU sleeps for as long as it says, not 50 us more
+            slack = Path(f"/proc/{threading.get_native_id()}/timerslack_ns")
+            slack.write_text(str(TIMER_SLACK_NS), encoding="ascii")
         torch.set_num_threads(self.num_threads)
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:

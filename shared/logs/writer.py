@@ -14,8 +14,9 @@ import select
 import threading
 from collections.abc import Callable
 
-MAX_LINES = 4096
-"""Lines that may wait; at 8 KiB each at most 32 MiB, and minutes of ordinary logging."""
+MAX_LINES = 2048
+"""Lines that may wait: some 400 requests' at info, a few seconds of a busy pair, and at 8 KiB each
+at most 16 MiB."""
 
 MAX_BATCH_LINES = 256
 """Lines joined into one write when many wait."""

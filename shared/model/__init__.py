@@ -1,5 +1,8 @@
 """Models: their shape, their files, their tokens.
 
-`spec`, `vocabulary`, `catalog`, `fetch`, `gguf_file` and `gguf_model` never import torch, so the
-command line may use them; `weights`, `loader` and the forward pass do.
+Two kinds of files are read, GGUF (`gguf_*`, `weights`) and Hugging Face directories (`hub_*`); both
+come out as one `spec` and as tensors under the names that `tensors` lists.
+
+`spec`, `tensors`, `vocabulary`, `catalog`, `fetch`, `describe` and what they read never import
+torch, so the command line may use them; `weights`, `hub_weights`, `loader` and the forward pass do.
 """

@@ -104,7 +104,9 @@ def resolve_model(path_or_name: str) -> Path:
             )
         return cached_file(model)
     path = Path(path_or_name).expanduser()
-    if not path.exists() and os.sep not in path_or_name and path.suffix != ".gguf":
+    # os.path's answer, since Path's raises where a folder on the way is closed to this user.
+    looks_like_name = os.sep not in path_or_name and path.suffix != ".gguf"
+    if looks_like_name and not os.path.exists(path):
         find_model(path_or_name)  # a misspelt name, more likely than a missing file
     return path.absolute()
 

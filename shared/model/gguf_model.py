@@ -11,11 +11,14 @@ from typing import TypeVar
 
 from shared.model.errors import InvalidSpecError, ModelFileError
 from shared.model.gguf_file import GgufHeader, Value
-from shared.model.spec import ARCHITECTURES, ModelSpec
+from shared.model.spec import ModelSpec
 from shared.model.vocabulary import Vocabulary
 
 V = TypeVar("V", bound=Value)
 S = TypeVar("S", str, int)
+
+GGUF_ARCHITECTURES = ("llama",)
+"""Values of `general.architecture` whose tensors and keys are known here."""
 
 UNSUPPORTED_HINT = "choose another model; `kvpair model list` names ones that run"
 
@@ -53,11 +56,11 @@ def read_spec(header: GgufHeader) -> ModelSpec:
         ModelFileError: The file lacks a value, or holds a model that we cannot run.
     """
     architecture = _require(header, "general.architecture", str)
-    if architecture not in ARCHITECTURES:
+    if architecture not in GGUF_ARCHITECTURES:
         raise ModelFileError(
             header.path,
             f"holds the architecture {architecture!r}; "
-            f"this version runs: {', '.join(ARCHITECTURES)}",
+            f"of GGUF files this version runs: {', '.join(GGUF_ARCHITECTURES)}",
             hint=UNSUPPORTED_HINT,
         )
     _refuse_variants(header)
@@ -169,30 +172,6 @@ def tensor_names(spec: ModelSpec) -> dict[str, str]:
     for layer in range(spec.num_layers):
         names |= {f"blk.{layer}.{k}": f"layers.{layer}.{v}" for k, v in LAYER_TENSORS.items()}
     return names
-
-
-def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that a model has, by our names; matrices are [out, in]."""
-    query_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed": (spec.vocab_size, spec.hidden_size),
-        "final_norm": (spec.hidden_size,),
-    }
-    if not spec.tied_embeddings:
-        shapes["lm_head"] = (spec.vocab_size, spec.hidden_size)
-    for layer in range(spec.num_layers):
-        shapes |= {
-            f"layers.{layer}.attn_norm": (spec.hidden_size,),
-            f"layers.{layer}.q": (query_size, spec.hidden_size),
-            f"layers.{layer}.k": (kv_size, spec.hidden_size),
-            f"layers.{layer}.v": (kv_size, spec.hidden_size),
-            f"layers.{layer}.o": (spec.hidden_size, query_size),
-            f"layers.{layer}.mlp_norm": (spec.hidden_size,),
-            f"layers.{layer}.gate": (spec.intermediate_size, spec.hidden_size),
-            f"layers.{layer}.up": (spec.intermediate_size, spec.hidden_size),
-            f"layers.{layer}.down": (spec.hidden_size, spec.intermediate_size),
-        }
-    return shapes
 
 
 def _refuse_variants(header: GgufHeader) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from shared.model.rope import inverse_wavelengths
+from shared.model.tensors import layer_shapes
 from shared.ops.attention import row_spans
 from shared.ops.forward_ops import ops_for
 from shared.ops.greedy import GreedyHead
@@ -37,6 +38,9 @@ class _Layer:
 
     attn_norm: Tensor
     qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norm: Tensor | None
+    """[num_heads + num_kv_heads, head_dim] float32, of queries and keys as they lie in `qkv`."""
     o: Tensor
     mlp_norm: Tensor
     gate_up: Tensor
@@ -65,13 +69,13 @@ class Llama:
     ) -> None:
         self.spec = spec
         self._embed = tensors.pop("embed")
-        self._layers = _take_layers(tensors, spec.num_layers)
+        self._layers = _take_layers(tensors, spec)
         self._final_norm = tensors.pop("final_norm").float()
         self._lm_head = self._embed if spec.tied_embeddings else tensors.pop("lm_head")
         # On the CPU only: a GPU reads the whole matrix in less time than it takes to choose rows.
         is_exact_on_cpu = self.dtype is torch.float32 and self.device.type == "cpu"
         self._greedy_head = GreedyHead(self._lm_head) if is_exact_on_cpu else None
-        wavelengths = inverse_wavelengths(spec.head_dim, spec.rope_theta)
+        wavelengths = inverse_wavelengths(spec.head_dim, spec.rope_theta, spec.rope_scaling)
         self._inverse_wavelengths = wavelengths.to(self.device)
         self._ops = ops_for(self.device) if ops is None else ops
 
@@ -103,9 +107,8 @@ class Llama:
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
             kv_layer, is_last = kv[:, index], index == spec.num_layers - 1
-            qkv = ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv)
             query = ops.rope_kv_write(
-                qkv.view(num_tokens, -1, spec.head_dim), cos, sin, kv_layer, batch.slot_mapping
+                self._qkv(residual, layer), cos, sin, kv_layer, batch.slot_mapping
             )
             if is_last and rows == ():
                 return residual[:0]
@@ -118,6 +121,21 @@ class Llama:
             gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)
         return residual
+
+    def prepare_prefill(self, kv: Tensor, *, max_query_len: int, max_context_len: int) -> None:
+        """Have everything compiled that `forward` may need; seconds on a GPU, nothing on a CPU.
+
+        Args:
+            kv: The pool, of which only shape and type matter.
+            max_query_len: Longest chunk of a prompt, in tokens.
+            max_context_len: Longest context, in tokens.
+        """
+        self._ops.prepare_prefill(
+            kv[:, 0],
+            num_heads=self.spec.num_heads,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
 
     def prepare_decode(self, *, max_batch: int, max_context_len: int) -> None:
         """Take the memory that `decode` works in; once, before its first call and before capture.
@@ -150,13 +168,11 @@ class Llama:
             RuntimeError: The device needs `prepare_decode` first.
         """
         spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
-        num_rows = batch.token_ids.shape[0]
         cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
-            qkv = ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv)
-            attended = ops.decode_attention(
-                qkv.view(num_rows, -1, spec.head_dim),
+            attended = ops.decode_step(
+                self._qkv(residual, layer),
                 cos,
                 sin,
                 batch.slot_mapping,
@@ -165,11 +181,21 @@ class Llama:
                 batch.context_lens,
                 layer=index,
                 scale=spec.head_dim**-0.5,
+                window=spec.sliding_window,
             )
             ops.add_linear(residual, attended.flatten(1), layer.o)
             gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)
         return residual
+
+    def _qkv(self, residual: Tensor, layer: _Layer) -> Tensor:
+        """Return [num_tokens, num_heads + 2 · num_kv_heads, head_dim], not yet rotated."""
+        eps, num_normed = self.spec.rms_norm_eps, self.spec.num_heads + self.spec.num_kv_heads
+        qkv = self._ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv, layer.qkv_bias)
+        heads = qkv.view(qkv.shape[0], -1, self.spec.head_dim)
+        if layer.head_norm is not None:
+            self._ops.head_norm(heads[:, :num_normed], layer.head_norm, eps)
+        return heads
 
     def likeliest(self, hidden: Tensor) -> Tensor:
         """Return the token of the largest logit behind each row; a tie goes to the lowest id.
@@ -186,7 +212,7 @@ class Llama:
         """Return what `likeliest` does, and all logits where they had to be computed for it."""
         if self._greedy_head is None:
             logits = self.logits(hidden)
-            return logits.argmax(-1), logits
+            return self._ops.argmax(logits), logits
         normed = rms_norm(hidden, self._final_norm, self.spec.rms_norm_eps)
         return self._greedy_head.argmax(normed), None
 
@@ -202,33 +228,39 @@ class Llama:
         return self._ops.logits(hidden, self._final_norm, self.spec.rms_norm_eps, self._lm_head)
 
 
-def _take_layers(tensors: MutableMapping[str, Tensor], num_layers: int) -> tuple[_Layer, ...]:
+def _take_layers(tensors: MutableMapping[str, Tensor], spec: ModelSpec) -> tuple[_Layer, ...]:
     """Take all layers' weights out of `tensors`, fused."""
     layers: list[_Layer] = []
     last_parts: tuple[int, ...] = ()
-    for index in range(num_layers):
+    names = tuple(layer_shapes(spec))
+    for index in range(spec.num_layers):
         # Ids are told apart safely: what the mapping held at one time, no other object was.
-        names = ("attn_norm", "q", "k", "v", "o", "mlp_norm", "gate", "up", "down")
         parts = tuple(id(tensors[f"layers.{index}.{name}"]) for name in names)
         if parts == last_parts:
             for name in names:
                 del tensors[f"layers.{index}.{name}"]
             layers.append(layers[-1])
         else:
-            layers.append(_take_layer(tensors, index))
+            layers.append(_take_layer(tensors, index, spec))
         last_parts = parts
     return tuple(layers)
 
 
-def _take_layer(tensors: MutableMapping[str, Tensor], index: int) -> _Layer:
+def _take_layer(tensors: MutableMapping[str, Tensor], index: int, spec: ModelSpec) -> _Layer:
     """Take one layer's weights out of `tensors`, fused."""
 
     def take(*names: str) -> Tensor:
         return torch.cat([tensors.pop(f"layers.{index}.{name}") for name in names])
 
+    def take_head_norm() -> Tensor:
+        query, key = take("q_norm").float(), take("k_norm").float()
+        return torch.cat([query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)])
+
     return _Layer(
         attn_norm=take("attn_norm").float(),
         qkv=take("q", "k", "v"),
+        qkv_bias=take("q_bias", "k_bias", "v_bias") if spec.qkv_bias else None,
+        head_norm=take_head_norm() if spec.qk_norm else None,
         o=take("o"),
         mlp_norm=take("mlp_norm").float(),
         gate_up=take("gate", "up"),

@@ -1,6 +1,6 @@
 """Loads a model whole: shape, weights, tokenizer and chat template.
 
-From a GGUF file, or with random weights of a named shape.
+From a GGUF file, from a Hugging Face directory, or with random weights of a named shape.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.model.chat_template import ChatTemplate
+from shared.model.errors import ModelFileError
 from shared.model.fetch import resolve_model
 from shared.model.gguf_file import content_id, read_header
 from shared.model.gguf_model import (
@@ -19,6 +20,11 @@ from shared.model.gguf_model import (
     read_special_tokens,
     read_vocabulary,
 )
+from shared.model.gguf_tokenizer import vocabulary_tokenizer
+from shared.model.hub_config import read_hub_spec, read_hub_special_tokens, read_hub_template
+from shared.model.hub_files import find_hub_weights, hub_content_id
+from shared.model.hub_tokenizer import hub_tokenizer
+from shared.model.hub_weights import load_hub_weights
 from shared.model.random_model import (
     PREFIX,
     SEED,
@@ -27,13 +33,13 @@ from shared.model.random_model import (
     find_shape,
     random_tensors,
 )
-from shared.model.tokenizer import Tokenizer
 from shared.model.weights import TORCH_DTYPES, Progress, load_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.model.spec import DType, ModelSpec
+    from shared.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,8 @@ class LoadedModel:
     chat_template: ChatTemplate | None
     """Not started yet; None when the model has none."""
     content_id: str
-    """Tells models of one shape apart; see `gguf_file.content_id` for what it covers."""
+    """Tells models of one shape apart; `gguf_file.content_id` and `hub_files.hub_content_id` say
+    what it covers."""
 
 
 def load_model(
@@ -60,7 +67,8 @@ def load_model(
     """Load the model that a configuration names.
 
     Args:
-        path_or_name: A name of the catalogue, the path of a file, or `random:` and a shape's name.
+        path_or_name: A name of the catalogue, the path of a GGUF file or of a Hugging Face
+            directory, or `random:` and a shape's name.
         dtype: What the weights are kept in.
         device: Where the weights go.
         progress: Called with (bytes done, bytes in all) as weights arrive.
@@ -81,33 +89,62 @@ def load_model_file(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Load the GGUF file at `path`.
+    """Load the GGUF file or the Hugging Face directory at `path`.
 
     Args:
-        path: The file.
+        path: The file or directory.
         dtype: What the weights are kept in.
         device: Where the weights go.
         progress: Called with (bytes done, bytes in all) as weights arrive.
 
     Raises:
-        ModelFileError: The file is missing, damaged, or holds what we cannot run.
+        ModelFileError: A file is missing, damaged, or holds what we cannot run.
     """
+    load = _load_folder if path.is_dir() else _load_gguf
+    return load(path, dtype, torch.device(device), progress)
+
+
+def _load_gguf(
+    path: Path, dtype: DType, device: torch.device, progress: Progress | None
+) -> LoadedModel:
     header = read_header(path)
     spec = read_spec(header)
     # Before the weights, so that a tokenizer we cannot build costs no waiting.
-    tokenizer = Tokenizer(read_vocabulary(header), source=path)
+    tokenizer = vocabulary_tokenizer(read_vocabulary(header), source=path)
     template = read_chat_template(header)
-    if template is None:
-        chat_template = None
-    else:
-        chat_template = ChatTemplate(template, variables=read_special_tokens(header))
     return LoadedModel(
         spec=spec,
-        tensors=load_weights(header, spec, dtype, progress, device=device),
         tokenizer=tokenizer,
-        chat_template=chat_template,
+        chat_template=_template(template, read_special_tokens(header)),
+        tensors=load_weights(header, spec, dtype, progress, device=device),
         content_id=content_id(header),
     )
+
+
+def _load_folder(
+    folder: Path, dtype: DType, device: torch.device, progress: Progress | None
+) -> LoadedModel:
+    spec = read_hub_spec(folder)
+    if spec.sliding_window is not None and device.type != "cpu":
+        raise ModelFileError(
+            folder / "config.json",
+            f"has a sliding window of {spec.sliding_window} tokens, which this version computes "
+            f"on a CPU only, not on {device}",
+        )
+    weights = find_hub_weights(folder, spec)
+    tokenizer = hub_tokenizer(folder, vocab_size=spec.vocab_size)
+    template = read_hub_template(folder)
+    return LoadedModel(
+        spec=spec,
+        tokenizer=tokenizer,
+        chat_template=_template(template, read_hub_special_tokens(folder)),
+        tensors=load_hub_weights(weights, dtype, device=device, progress=progress),
+        content_id=hub_content_id(weights),
+    )
+
+
+def _template(source: str | None, variables: dict[str, str]) -> ChatTemplate | None:
+    return None if source is None else ChatTemplate(source, variables=variables)
 
 
 def _random_model(name: str, dtype: DType, device: torch.device | str) -> LoadedModel:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.model.errors import UnknownModelError
+from shared.model.gguf_tokenizer import vocabulary_tokenizer
 from shared.model.spec import ModelSpec
-from shared.model.tokenizer import Tokenizer, byte_alphabet
+from shared.model.tokenizer import byte_alphabet
 from shared.model.vocabulary import TokenType, Vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from shared.model.tokenizer import Tokenizer
 
 PREFIX = "random:"
 """What the name of such a model begins with, in `model.path`."""
@@ -29,7 +32,9 @@ SEED = 20_261_129
 """The same weights in every process, so that one daemon can go on where the other stopped."""
 
 
-def _llama(name: str, **shape: int) -> ModelSpec:
+def _llama(
+    name: str, *, num_layers: int, hidden_size: int, num_heads: int, intermediate_size: int
+) -> ModelSpec:
     return ModelSpec(
         name=name,
         architecture="llama",
@@ -42,7 +47,10 @@ def _llama(name: str, **shape: int) -> ModelSpec:
         vocab_size=128_256,
         num_kv_heads=8,
         head_dim=128,
-        **shape,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        intermediate_size=intermediate_size,
     )
 
 
@@ -164,4 +172,4 @@ def byte_tokenizer(spec: ModelSpec) -> Tokenizer:
         add_bos=False,
         bos_id=None,
     )
-    return Tokenizer(vocabulary, source=Path(PREFIX + spec.name))
+    return vocabulary_tokenizer(vocabulary, source=Path(PREFIX + spec.name))

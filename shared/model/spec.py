@@ -18,8 +18,40 @@ DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-ARCHITECTURES = ("llama",)
-"""The architectures that the forward pass knows."""
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+"""The architectures that the forward pass knows: one decoder, told apart by a spec's fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How Llama 3 stretches a rotation for contexts longer than it was first trained for.
+
+    Wavelengths longer than `original_context_tokens / low_freq_factor` grow by `factor`, those
+    shorter than `original_context_tokens / high_freq_factor` stay, and between the two the change
+    is gradual.
+
+    Raises:
+        InvalidSpecError: A field is out of range.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_tokens: int
+
+    def __post_init__(self) -> None:
+        for field in ("factor", "low_freq_factor", "high_freq_factor", "original_context_tokens"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidSpecError(
+                    f"rope_scaling.{field}", f"is {value}; it must be finite and above 0"
+                )
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise InvalidSpecError(
+                "rope_scaling.high_freq_factor",
+                f"is {self.high_freq_factor}; it must be above low_freq_factor, "
+                f"{self.low_freq_factor}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +77,21 @@ class ModelSpec:
     max_context_tokens: int
     """Positions that the model was trained for: prompt and answer together."""
     rope_theta: float
-    """Base of the rotary embedding's wavelengths, in the half-rotation layout, unscaled."""
+    """Base of the rotary embedding's wavelengths, in the half-rotation layout."""
     rms_norm_eps: float
     tied_embeddings: bool
     """The output projection is the embedding matrix, so there is no `lm_head` tensor."""
     bos_id: int | None
     eos_ids: tuple[int, ...]
     """Tokens that end an answer, unless the request ignores them."""
+    rope_scaling: RopeScaling | None = None
+    """None leaves the wavelengths as `rope_theta` gives them."""
+    qkv_bias: bool = False
+    """Queries, keys and values have a bias."""
+    qk_norm: bool = False
+    """Each head's query and key pass an RMSNorm before they are rotated."""
+    sliding_window: int | None = None
+    """A token attends to so many tokens, itself included; None lets it attend to all."""
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -83,6 +123,10 @@ class ModelSpec:
             value = getattr(self, field)
             if not (math.isfinite(value) and value > 0):
                 raise InvalidSpecError(field, f"is {value}; it must be finite and above 0")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise InvalidSpecError(
+                "sliding_window", f"is {self.sliding_window}; it must be at least 1"
+            )
         special = self.eos_ids if self.bos_id is None else (self.bos_id, *self.eos_ids)
         for token_id in special:
             if not 0 <= token_id < self.vocab_size:
@@ -106,7 +150,9 @@ class ModelSpec:
         """Number of weights, counting tied embeddings once."""
         attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         feed_forward = 3 * self.hidden_size * self.intermediate_size
-        norms = 2 * self.hidden_size
+        if self.qkv_bias:
+            attention += self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
         return embeddings + self.num_layers * (attention + feed_forward + norms) + self.hidden_size
 

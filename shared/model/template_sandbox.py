@@ -1,7 +1,8 @@
 """Compiles and renders a chat template in Jinja's sandbox.
 
 The same dialect as `transformers` offers, since templates are written for that: whitespace
-options, loop controls, `tojson` that escapes nothing, `raise_exception`, `strftime_now`.
+options, loop controls, the `generation` tag, `tojson` that escapes nothing, `raise_exception`,
+`strftime_now`.
 
 The sandbox keeps a template from Python's internals.  It does not bound its time or memory: that
 is what `template_worker` is for, the only place where this should run.
@@ -15,7 +16,21 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+class GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}`: marks what training learns; here only the inside."""
+
+    tags = {"generation"}  # noqa: RUF012 - the library's own convention
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what stands between the two tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class OutputTooLargeError(ValueError):
@@ -31,7 +46,7 @@ def compile_template(source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
+        extensions=["jinja2.ext.loopcontrols", GenerationTag],
         # Prompts are text for a model, not a page for a browser.
         autoescape=False,
     )

@@ -1,75 +1,59 @@
-"""Text to token ids and back: a byte-level BPE over a model's own vocabulary.
+"""Text to token ids and back, over whatever tokenizer a model's files describe.
 
-The `tokenizers` library does the work; here is decided which pipeline a file's `pre` name stands
-for.  A wrong guess would split text slightly differently than in training and nobody would see
-it, so a name that is not in `PRE_TOKENIZERS` is refused.
+The `tokenizers` library does the work; `gguf_tokenizer.py` and `hub_tokenizer.py` bring its parts.
 
-text -> ids -> text is the identity, when control tokens are kept.  Vocabularies may lack bytes
-(SmolLM2 has no token for U+0004, nor for the planes of U+40000 to U+BFFFF); the library drops
-those in silence, so here a text that has one is refused instead.
+text -> ids -> text is the identity, when control tokens are kept and nothing was normalised.
+Vocabularies may lack bytes (SmolLM2 has no token for U+0004, nor for the planes of U+40000 to
+U+BFFFF); the library drops those in silence, so here a text that has one is refused instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from shared.model.errors import ModelFileError, PromptError, PromptTooLargeError
-from shared.model.gguf_model import UNSUPPORTED_HINT
-from shared.model.vocabulary import TokenType, Vocabulary
+from shared.model.errors import PromptError, PromptTooLargeError
 
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+NORMALISED_SHRINKAGE = 3
+"""How many times shorter a normalised text can be, in bytes: what composes shrinks most."""
 
 
-def _smollm() -> pre_tokenizers.PreTokenizer:
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerParts:
+    """What a tokenizer is made of."""
 
-
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2,
-    "smollm": _smollm,
-}
-"""How text is split before merging, by the name in `tokenizer.ggml.pre`."""
+    library: tokenizers.Tokenizer
+    """Splits and merges; adds no special tokens of its own and cuts nothing off."""
+    texts: tuple[str, ...]
+    """Each token's text in the vocabulary, by id."""
+    token_bytes: tuple[bytes, ...]
+    """What each token adds to a text: b"" for control tokens, else UTF-8 or a part of it."""
+    prefix_ids: tuple[int, ...] = ()
+    """Come before every encoded text that does not begin with them."""
+    suffix_ids: tuple[int, ...] = ()
+    """Come behind every encoded text."""
+    missing_bytes: bytes = b""
+    """Bytes without a token."""
+    unknown_id: int | None = None
+    """What the library writes for text without tokens, where it does."""
 
 
 class Tokenizer:
-    """The tokenizer of one model.  Immutable; any thread may use it.
+    """The tokenizer of one model.  Immutable; any thread may use it."""
 
-    Args:
-        vocabulary: What the model's file says.
-        source: The file, for messages.
-
-    Raises:
-        ModelFileError: The splitting rule is unknown, or the vocabulary contradicts itself.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, *, source: Path) -> None:
-        if vocabulary.pre not in PRE_TOKENIZERS:
-            known = ", ".join(sorted(PRE_TOKENIZERS))
-            raise ModelFileError(
-                source,
-                f"splits text by the rule {vocabulary.pre!r} (tokenizer.ggml.pre); "
-                f"known are: {known}",
-                hint=UNSUPPORTED_HINT,
-            )
-        self._bos_id = vocabulary.bos_id if vocabulary.add_bos else None
-        self._library = _build(vocabulary, source)
-        self._texts = vocabulary.tokens
-        self._bytes = tuple(_token_bytes(vocabulary, source))
-        self._max_token_bytes = max(
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._library = parts.library
+        self._texts, self._bytes = parts.texts, parts.token_bytes
+        self._missing_bytes = parts.missing_bytes
+        longest = max(
             len(data) or len(text.encode())
             for data, text in zip(self._bytes, self._texts, strict=True)
         )
-        texts = set(self._texts)
-        self._missing_bytes = bytes(
-            byte for character, byte in byte_alphabet().items() if character not in texts
-        )
+        shrinkage = 1 if parts.library.normalizer is None else NORMALISED_SHRINKAGE
+        self._max_token_bytes = longest * shrinkage
 
     @property
     def vocab_size(self) -> int:
@@ -77,7 +61,7 @@ class Tokenizer:
         return len(self._texts)
 
     def encode(self, text: str, *, max_tokens: int | None = None) -> list[int]:
-        """Return the token ids of a text, behind the `bos` token where the model wants one.
+        """Return the token ids of a text, between the tokens that the model wants around one.
 
         The texts of control tokens (`<|im_end|>`) become those tokens, since chat templates
         write them.
@@ -113,9 +97,13 @@ class Tokenizer:
             raise self._no_token(text)
         # The batch call lets other threads run meanwhile; the single one holds the interpreter.
         ids = self._library.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if self._bos_id is not None and ids[:1] != [self._bos_id]:
-            ids.insert(0, self._bos_id)  # unless the chat template wrote it already
-        return ids
+        unknown_id = self._parts.unknown_id
+        if unknown_id in ids and self._texts[unknown_id] not in text:
+            raise PromptError("a part of the text has no token in this model", hint="leave it out")
+        prefix = list(self._parts.prefix_ids)
+        if ids[: len(prefix)] == prefix:  # the chat template wrote it already
+            prefix = []
+        return [*prefix, *ids, *self._parts.suffix_ids]
 
     def decode(self, ids: Iterable[int], *, keep_control: bool = False) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
@@ -145,49 +133,6 @@ class Tokenizer:
             f"character {position} of the text, U+{ord(character):04X}, has no token in this model",
             hint="leave it out",
         )
-
-
-def _build(vocabulary: Vocabulary, source: Path) -> tokenizers.Tokenizer:
-    ids = {text: token_id for token_id, text in enumerate(vocabulary.tokens)}
-    if len(ids) != len(vocabulary.tokens):
-        raise ModelFileError(source, "has two tokens of the same text")
-    merges: list[tuple[str, str]] = []
-    for merge in vocabulary.merges:
-        left, _, right = merge.partition(" ")
-        if not (left in ids and right in ids and left + right in ids):
-            raise ModelFileError(source, f"has the merge {merge!r} of what are not its tokens")
-        merges.append((left, right))
-    library = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=merges))
-    library.pre_tokenizer = PRE_TOKENIZERS[vocabulary.pre]()
-    library.decoder = decoders.ByteLevel()
-    by_type = list(zip(vocabulary.tokens, vocabulary.token_types, strict=True))
-    # Taken whole wherever they stand in a text, before it is split.
-    library.add_special_tokens(
-        [_added(text) for text, kind in by_type if kind == TokenType.CONTROL]
-    )
-    library.add_tokens([_added(text) for text, kind in by_type if kind == TokenType.USER_DEFINED])
-    return library
-
-
-def _added(text: str) -> AddedToken:
-    return AddedToken(text, normalized=False)
-
-
-def _token_bytes(vocabulary: Vocabulary, source: Path) -> Iterable[bytes]:
-    """Yield every token's bytes, by id."""
-    alphabet = byte_alphabet()
-    for text, kind in zip(vocabulary.tokens, vocabulary.token_types, strict=True):
-        if kind == TokenType.CONTROL:
-            yield b""
-        elif kind == TokenType.USER_DEFINED:
-            yield text.encode()
-        else:
-            try:
-                yield bytes([alphabet[character] for character in text])
-            except KeyError as error:
-                raise ModelFileError(
-                    source, f"has the token {text!r}: {error} stands for no byte"
-                ) from None
 
 
 def byte_alphabet() -> dict[str, int]:

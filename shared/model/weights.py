@@ -17,8 +17,9 @@ import torch
 
 from shared.model.errors import ModelFileError
 from shared.model.gguf_file import DAMAGED_HINT, GgufHeader, TensorInfo
-from shared.model.gguf_model import UNSUPPORTED_HINT, tensor_names, tensor_shapes
+from shared.model.gguf_model import UNSUPPORTED_HINT, tensor_names
 from shared.model.spec import DType, ModelSpec
+from shared.model.tensors import tensor_shapes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

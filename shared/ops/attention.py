@@ -42,6 +42,8 @@ class SequenceSpan:
     """Tokens that the pool holds for the sequence, this step's included."""
     block_table: Tensor
     """[num_blocks] int64, on the pool's device: as many block ids as the context needs."""
+    window: int | None = None
+    """A query looks at so many tokens, itself included; None lets it look at the whole context."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.query_len <= self.context_len:
@@ -49,19 +51,29 @@ class SequenceSpan:
                 f"{self.query_len} queries cannot end a context of {self.context_len} tokens"
             )
 
+    @property
+    def first_key(self) -> int:
+        """The first token of the context at which any of the queries looks."""
+        if self.window is None:
+            return 0
+        return max(0, self.context_len - self.query_len + 1 - self.window)
+
     @cached_property
     def mask(self) -> Tensor | None:
-        """[query_len, context_len] bool, True where a query may look.
+        """[query_len, context_len - first_key] bool, True where a query may look.
 
         None where no table of it is needed: for a single query, and where the whole context is
-        being computed.  Made once for all layers, and only where the attention in use asks.
+        being computed and fits the window.  Made once for all layers, and only where the
+        attention in use asks.
         """
-        if self.query_len in (1, self.context_len):
+        is_windowed = self.window is not None and self.context_len > self.window
+        if self.query_len == 1 or (self.query_len == self.context_len and not is_windowed):
             return None
         device = self.block_table.device
-        columns = torch.arange(self.context_len, device=device)
+        columns = torch.arange(self.first_key, self.context_len, device=device)
         rows = torch.arange(self.context_len - self.query_len, self.context_len, device=device)
-        return columns <= rows.unsqueeze(1)
+        behind = rows.unsqueeze(1) - columns
+        return behind >= 0 if self.window is None else (behind >= 0) & (behind < self.window)
 
 
 def paged_attention(
@@ -121,6 +133,7 @@ def row_spans(
             query_len=1,
             context_len=context_len,
             block_table=span.block_table[: -(-context_len // block_size)],
+            window=span.window,
         )
 
 
@@ -128,8 +141,8 @@ def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tenso
     """Copy a sequence's keys and values out of its blocks.
 
     Returns:
-        Two tensors [num_kv_heads, 1, context_len, head_dim]: each KV head is a batch entry of its
-        own, so the query heads that share it can share it by strides.
+        Two tensors [num_kv_heads, 1, context_len - first_key, head_dim]: each KV head is a batch
+        entry of its own, so the query heads that share it can share it by strides.
     """
     _, _, num_kv_heads, block_size, head_dim = kv_layer.shape
     num_blocks = span.block_table.shape[0]
@@ -137,10 +150,13 @@ def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tenso
         raise ShapeError(
             f"{num_blocks} blocks of {block_size} do not fit a context of {span.context_len} tokens"
         )
+    first_block, first_token = divmod(span.first_key, block_size)
+    table = span.block_table[first_block:] if first_block else span.block_table
     # Selecting along the third dimension puts heads outside tokens in the same copy.
-    blocks = kv_layer.permute(1, 2, 0, 3, 4).index_select(2, span.block_table)
-    context = blocks.view(2, num_kv_heads, 1, num_blocks * block_size, head_dim)
-    key, value = context[:, :, :, : span.context_len].unbind(0)
+    blocks = kv_layer.permute(1, 2, 0, 3, 4).index_select(2, table)
+    context = blocks.view(2, num_kv_heads, 1, -1, head_dim)
+    num_keys = span.context_len - span.first_key
+    key, value = context[:, :, :, first_token : first_token + num_keys].unbind(0)
     return key, value
 
 

@@ -26,6 +26,7 @@ def decode_attention(
     *,
     layer: int,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """Return the attention of each sequence's one query over its context.
 
@@ -39,6 +40,7 @@ def decode_attention(
             0 marks a row that pads the batch.
         layer: Which layer of the pools.
         scale: What scores are multiplied with.
+        window: How many tokens at a context's end take part; None lets all of them.
 
     Returns:
         [batch, num_heads, head_dim], contiguous; padding rows are zero.  What lies behind a
@@ -54,9 +56,12 @@ def decode_attention(
     num_kv_heads, block_size = pools.own.shape[3:5]
     max_tokens = block_tables.shape[1] * block_size
     position = torch.arange(max_tokens, device=query.device)
-    is_live = position < context_lens.unsqueeze(1)
+    ends = context_lens.unsqueeze(1)
+    is_live = position < ends
 
     entry = torch.where(is_live[:, ::block_size], block_tables, 0).long()
+    if window is not None:
+        is_live = is_live & (position >= ends - window)
     is_peer = entry < 0
     own = pools.own[:, layer].index_select(0, entry.clamp(min=0).flatten())
     peer = pools.peer[:, layer].index_select(0, (~entry).clamp(min=0).flatten())

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from shared.ops.activation import silu_mul
 from shared.ops.attention import paged_attention
-from shared.ops.decode_attention import decode_attention
+from shared.ops.decode_step import decode_step
 from shared.ops.norm import rms_norm
 from shared.ops.rope_kv_write import rope_kv_write
 from shared.ops.rotary import rotary_angles
@@ -38,8 +38,23 @@ class ForwardOps(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines for a step's tokens; see `shared.ops.rotary`."""
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
-        """Return `weight` times the RMSNorm of each row: [num_tokens, out_features]."""
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Return `weight` times the RMSNorm of each row, plus `bias`.
+
+        Returns:
+            [num_tokens, out_features].
+        """
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """Replace heads by their RMSNorm.
+
+        Args:
+            heads: [num_tokens, num_heads, head_dim], any strides.
+            norm: [num_heads, head_dim] float32, each head's own weights.
+            eps: Added to the mean of squares.
+        """
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """Return `silu(gate) · up` behind the RMSNorm of each row.
@@ -70,7 +85,7 @@ class ForwardOps(Protocol):
     ) -> Tensor:
         """Attend with the tokens of prompts; see `shared.ops.attention.paged_attention`."""
 
-    def decode_attention(
+    def decode_step(
         self,
         qkv: Tensor,
         cos: Tensor,
@@ -82,14 +97,17 @@ class ForwardOps(Protocol):
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
-        """Rotate and write one token a sequence, and attend with it.
+        """Rotate and write one token a sequence, attend with it; see `shared.ops.decode_step`."""
 
-        That is `rope_kv_write` into the own pool, then `shared.ops.decode_attention`.
+    def argmax(self, logits: Tensor) -> Tensor:
+        """Return the index of each row's largest number, the lowest of several: [rows] int64."""
 
-        Returns:
-            [batch, num_heads, head_dim].
-        """
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Have everything compiled that `prefill_attention` may need."""
 
     def prepare_decode(
         self,
@@ -100,7 +118,7 @@ class ForwardOps(Protocol):
         num_kv_heads: int,
         head_dim: int,
     ) -> None:
-        """Take the memory that `decode_attention` needs beside its arguments.
+        """Take the memory that `decode_step` needs beside its arguments.
 
         Once, before the first call: what a CUDA graph has captured must not move.
         """
@@ -112,10 +130,17 @@ class TorchOps:
     rotary_angles = staticmethod(rotary_angles)
     rope_kv_write = staticmethod(rope_kv_write)
     prefill_attention = staticmethod(paged_attention)
+    decode_step = staticmethod(decode_step)
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """See `ForwardOps`."""
-        return functional.linear(rms_norm(x, norm, eps), weight)
+        return functional.linear(rms_norm(x, norm, eps), weight, bias)
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """See `ForwardOps`."""
+        heads.copy_(rms_norm(heads, norm, eps))
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """See `ForwardOps`."""
@@ -129,22 +154,14 @@ class TorchOps:
         """See `ForwardOps`."""
         return self.norm_linear(x, norm, eps, weight).float()
 
-    def decode_attention(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        slot_mapping: Tensor,
-        pools: PoolPair,
-        block_tables: Tensor,
-        context_lens: Tensor,
-        *,
-        layer: int,
-        scale: float,
-    ) -> Tensor:
+    def argmax(self, logits: Tensor) -> Tensor:
         """See `ForwardOps`."""
-        query = rope_kv_write(qkv, cos, sin, pools.own[:, layer], slot_mapping)
-        return decode_attention(query, pools, block_tables, context_lens, layer=layer, scale=scale)
+        return logits.argmax(-1)
+
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Nothing: the references are compiled."""
 
     def prepare_decode(
         self,

@@ -19,6 +19,9 @@ from torch.nn import functional
 
 LARGEST_INT8 = 127
 
+ROWS_A_RUN = 1024
+"""Rows that are rounded at once: some MiB of scratch."""
+
 ROUNDING_SLACK = 1e-4
 """Share of a bound, and of a logit, that float32 rounding may add; about 1e-6 is possible."""
 
@@ -36,14 +39,23 @@ class GreedyHead:
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
-        scale = (weight.abs().amax(1) / LARGEST_INT8).clamp_(min=torch.finfo(torch.float32).tiny)
-        rough = (weight / scale.unsqueeze(1)).round_()
-        self._scale = scale
-        self._weight_norm = torch.linalg.vector_norm(weight, dim=1)
-        self._error_norm = torch.linalg.vector_norm(weight - rough * scale.unsqueeze(1), dim=1)
+        vocab_size = weight.shape[0]
+        self._scale, self._weight_norm, self._error_norm = torch.empty(3, vocab_size).unbind(0)
+        rough_rows = torch.empty(weight.shape, dtype=torch.int8)
+        # In runs: whole, the float32 scratch would be several times the matrix itself.
+        for start in range(0, vocab_size, ROWS_A_RUN):
+            run = slice(start, start + ROWS_A_RUN)
+            rows = weight[run]
+            scale = (rows.abs().amax(1) / LARGEST_INT8).clamp_(min=torch.finfo(torch.float32).tiny)
+            rough = (rows / scale.unsqueeze(1)).round_()
+            self._scale[run] = scale
+            self._weight_norm[run] = torch.linalg.vector_norm(rows, dim=1)
+            rough_rows[run] = rough
+            errors = rows - rough.mul_(scale.unsqueeze(1))
+            self._error_norm[run] = torch.linalg.vector_norm(errors, dim=1)
         # The library's integer product is fast for [rows, hidden] x [hidden, vocab] where the
         # second one is a transposed view of a row-major matrix.
-        self._rough = rough.to(torch.int8).t()
+        self._rough = rough_rows.t()
 
     def argmax(self, hidden: Tensor) -> Tensor:
         """Return the id of each row's largest logit; a tie goes to the lowest id.

@@ -32,7 +32,8 @@ from shared.service.heartbeat import Engine
 from shared.service.notify import Notifier
 from shared.service.reload import reload_config
 from shared.service.standing import Standing
-from shared.service.states import DaemonName, DaemonState
+from shared.states import DaemonName, DaemonState
+from shared.tracing import NoTracer, Tracer
 from shared.version import __version__
 
 __all__ = ["DaemonName", "DaemonState", "Service"]
@@ -73,6 +74,8 @@ class Service:
         self.clock = clock
         self.metrics = Metrics(name)
         self.log = logs.get_logger()
+        self.tracer: Tracer = NoTracer()
+        """Where requests that have ended are told; the app opens the configured one."""
         self.draining = asyncio.Event()
         """Set once the daemon was told to stop."""
         self._reread = reread
@@ -154,6 +157,7 @@ class Service:
             "version": __version__,
             "uptime_s": round((self.clock.monotonic_ns() - self._started_ns) / NS_PER_S, 3),
             "pid": os.getpid(),
+            "silent_s": round(self._standing.heartbeat.silent_s, 3),
             "counters": self.metrics.snapshot(),
         }
 

@@ -89,6 +89,11 @@ class Heartbeat:
         """How much of the model is loaded, in per cent."""
         return self._percent
 
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has been seen to move: less than two beats where all is well."""
+        return (self._clock.monotonic_ns() - self._moved_ns) / NS_PER_S
+
     def watch(self, engine: Engine) -> None:
         """Ask for this engine's progress as well, from now on."""
         self._engine = engine
@@ -134,7 +139,7 @@ class Heartbeat:
         return has_moved
 
     def _judge_silence(self) -> None:
-        silent_s = (self._clock.monotonic_ns() - self._moved_ns) / NS_PER_S
+        silent_s = self.silent_s
         if silent_s < self._stuck_s or self._is_stuck or self._engine is None:
             return
         self._is_stuck = True

@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from shared.config import ResolvedConfig
     from shared.errors import KvpairError
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long the engine thread may hold the GIL while the loop wants it.  Python's own 5 ms would
-be added to every message that arrives in the middle of a step."""
+SWITCH_INTERVAL_S = 0.00005
+"""How long the engine thread may hold the GIL while the loop wants it, and the other way round.
+
+Python's own 5 ms would be added to every message that arrives in the middle of a step.  A hand-over
+between GPUs has several such moments (its pull is launched while its HANDOFF arrives), and half a
+millisecond for each would be more than all the rest of it takes.
+"""
 
 
 def serve(

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shared.service.heartbeat import Heartbeat
-from shared.service.states import READY_STATES, DaemonName, DaemonState, describe
+from shared.states import READY_STATES, DaemonName, DaemonState, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

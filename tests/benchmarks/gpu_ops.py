@@ -78,7 +78,10 @@ def decode_attention_us(batch: int, context_len: int) -> tuple[float, float]:
     pool = random_pool(batch * blocks_a_sequence, num_layers)
     tables = torch.randperm(pool.shape[0], device="cuda").int().view(batch, blocks_a_sequence)
     lengths = torch.full((batch,), context_len, dtype=torch.int32, device="cuda")
-    query = torch.randn(batch, NUM_HEADS, HEAD_DIM, device="cuda").bfloat16()
+    width = NUM_HEADS + 2 * NUM_KV_HEADS
+    qkv = torch.randn(batch, width, HEAD_DIM, device="cuda").bfloat16()
+    cos, sin = torch.randn(2, batch, 1, HEAD_DIM, device="cuda")
+    slots = tables[:, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1
     pools = PoolPair.of(pool)
     attend = DecodeAttention(
         max_batch=batch,
@@ -90,7 +93,15 @@ def decode_attention_us(batch: int, context_len: int) -> tuple[float, float]:
     )
     measured = time_launches(
         lambda index: attend(
-            query, pools, tables, lengths, layer=index % num_layers, scale=HEAD_DIM**-0.5
+            qkv,
+            cos,
+            sin,
+            slots,
+            pools,
+            tables,
+            lengths,
+            layer=index % num_layers,
+            scale=HEAD_DIM**-0.5,
         ),
         NUM_LAYERS,
     )

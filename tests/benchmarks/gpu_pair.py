@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ def running_pair(model: str, devices: tuple[str, str], **settings: object) -> It
                 "pool.num_blocks": 0,
                 "decoded.num_blocks": 0,
                 "decoded.max_batch": 64,
-                "log.level": "info",
+                "log.level": "debug",
             }
             | {key.replace("__", "."): value for key, value in settings.items()},
             start_timeout_s=START_TIMEOUT_S,
@@ -69,7 +70,7 @@ def running_pair(model: str, devices: tuple[str, str], **settings: object) -> It
 
 
 def handover_figures(
-    clients: Clients, lengths: Sequence[int], *, num_asks: int, prefix: str = ""
+    pair: Pair, clients: Clients, lengths: Sequence[int], *, num_asks: int, prefix: str = ""
 ) -> Figures:
     """Return TTFT, TPOT, gap and cost of the hand-over at batch 1, medians."""
     figures: Figures = {}
@@ -95,7 +96,34 @@ def handover_figures(
         }
         print(length, {k: round(v, 3) for k, v in figures.items() if k.endswith(f"_{length}")})
         print("   stages since token 1 was known, ms:", stages, flush=True)
+        print_timeline(pair, f"bench-{1000 * length + num_asks}", heard[-1])
     return figures
+
+
+def print_timeline(pair: Pair, request_id: str, heard: Heard) -> None:
+    """Print what both daemons logged of one request, in ms since prefilld knew its first token."""
+    lease_ids = {
+        line["lease_id"]
+        for line in pair.log("prefilld")
+        if line.get("request_id") == request_id and "lease_id" in line
+    }
+    lines = [
+        (line["monotonic_ns"], name, line)
+        for name in ("prefilld", "decoded")
+        for line in pair.log(name)
+        if line.get("request_id") == request_id or line.get("lease_id") in lease_ids
+    ]
+    origin_ns = heard.first_token_ns
+    lines += [(heard.token_ns[0], "client", {"event": "token 1"})]
+    lines += [(heard.token_ns[1], "client", {"event": "token 2"})]
+    lines += [(heard.sent_ns, "client", {"event": "sent"})]
+    for when_ns, name, line in sorted(lines, key=lambda each: each[0]):
+        extra = ""
+        if "start_ns" in line:
+            extra = " ".join(
+                f"{key} {(line[key] - origin_ns) / 1e6:.3f}" for key in ("start_ns", "done_ns")
+            )
+        print(f"   {(when_ns - origin_ns) / 1e6:9.3f} {name:9}{line['event']} {extra}")
 
 
 def batch_itl_ms(clients: Clients, batch: int, *, num_tokens: int = 300) -> float:
@@ -112,10 +140,10 @@ def batch_itl_ms(clients: Clients, batch: int, *, num_tokens: int = 300) -> floa
 
 def _itls_within(heard: Sequence[Heard], begin_ns: int, end_ns: int) -> list[float]:
     return [
-        (b - a) / 1e6
+        (later - earlier) / 1e6
         for each in heard
-        for a, b in zip(each.token_ns[1:], each.token_ns[2:], strict=False)
-        if begin_ns <= a and b <= end_ns
+        for earlier, later in pairwise(each.token_ns[1:])
+        if begin_ns <= earlier and later <= end_ns
     ]
 
 
@@ -132,9 +160,8 @@ def interference(clients: Clients, *, seconds: float = 6.0) -> Figures:
     running = [each for each in heard if len(each.token_ns) > 2]
     prompts = [each for each in heard if len(each.token_ns) == 2]
     begin_ns = min(each.sent_ns for each in prompts)
-    end_ns = min(
-        min(each.token_ns[-1] for each in running), max(each.token_ns[-1] for each in prompts)
-    )
+    last_prompt_ns = max(each.token_ns[-1] for each in prompts)
+    end_ns = min(last_prompt_ns, *(each.token_ns[-1] for each in running))
     itls = _itls_within(running, begin_ns, end_ns)
     before = _itls_within(running, max(each.token_ns[1] for each in running), begin_ns)
     return {
@@ -157,7 +184,7 @@ def adopt_us(pair: Pair, since: int = 0) -> list[float]:
     ]
 
 
-def two_gpus(devices: tuple[str, str], *, is_quick: bool) -> Figures:
+def two_gpus(devices: tuple[str, str], *, is_quick: bool, only_handover: bool) -> Figures:
     """Measure the 8B shape; `devices` may also be one GPU twice."""
     figures: Figures = {}
     with (
@@ -166,7 +193,9 @@ def two_gpus(devices: tuple[str, str], *, is_quick: bool) -> Figures:
     ):
         print(json.dumps(pair.status()["link"]), flush=True)
         num_asks = 3 if is_quick else 7
-        figures |= handover_figures(clients, (512, 4000, 16_000), num_asks=num_asks)
+        figures |= handover_figures(pair, clients, (512, 4000, 16_000), num_asks=num_asks)
+        if only_handover:
+            return figures
         figures["handoff_adopt_us_p50"] = percentile(adopt_us(pair), 50)
         figures["itl_ms_bs16"] = batch_itl_ms(clients, 16)
         num_lines = len(pair.log("prefilld"))
@@ -174,7 +203,7 @@ def two_gpus(devices: tuple[str, str], *, is_quick: bool) -> Figures:
         figures["handoff_adopt_us_p99_bs64"] = percentile(adopt_us(pair, num_lines), 99)
         figures |= interference(clients, seconds=3.0 if is_quick else 6.0)
         if not is_quick:
-            figures |= handover_figures(clients, (64_000,), num_asks=3)
+            figures |= handover_figures(pair, clients, (64_000,), num_asks=3)
     return figures
 
 
@@ -190,13 +219,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--handover", action="store_true", help="nothing but hand-overs")
     parser.add_argument("--devices", default=None, help="of prefilld and decoded, by a comma")
     arguments = parser.parse_args()
     if arguments.devices:
         first, second = arguments.devices.split(",")
     else:
         first, second = "cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"
-    figures = two_gpus((first, second), is_quick=arguments.quick)
+    figures = two_gpus((first, second), is_quick=arguments.quick, only_handover=arguments.handover)
     for name, value in figures.items():
         print(f"{name:32} {value:10.3f}")
     if arguments.json:

@@ -12,6 +12,7 @@ import random
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,7 @@ class Heard:
     @property
     def itls_ms(self) -> list[float]:
         """Gaps between tokens from the second on."""
-        times = self.token_ns[1:]
-        return [(b - a) / 1e6 for a, b in zip(times, times[1:], strict=False)]
+        return [(later - earlier) / 1e6 for earlier, later in pairwise(self.token_ns[1:])]
 
 
 def prompt_of(ask: Ask, vocab_size: int) -> list[int]:

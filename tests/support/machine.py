@@ -1,14 +1,12 @@
 """A machine with a systemd of its own: a container over this machine's root, which never changes.
 
-The root is an overlay: this machine's files below, a tmpfs above.  systemd-nspawn boots it without
-a network and without any unit that this machine has enabled; commands enter by `nsenter`.
+systemd-nspawn boots a root of `roots.py` without a network and without any unit that this machine
+has enabled; commands enter by `nsenter`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,18 +14,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from tests.support.pair import wait_until
+from tests.support.roots import (
+    SITE_PACKAGES,
+    SOURCE,
+    check_able,
+    make_root,
+    nspawn_command,
+    run_inside,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-REPOSITORY = Path(__file__).parents[2]
-SOURCE = "/usr/src/kvpair"
-"""The checkout, inside."""
-
-SITE_PACKAGES = "opt/kvpair/lib/python{}.{}/site-packages"
 
 BOOT_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 90.0
@@ -56,15 +54,15 @@ class Machine:
         Raises:
             AssertionError: This machine cannot do that; the text says what it lacks.
         """
-        _check_able()
+        check_able()
         with ExitStack() as undo:
-            root = _make_root(folder, undo)
+            root = make_root(folder, undo)
             _install(root)
             console = (folder / "console").open("wb")
             undo.callback(console.close)
             nspawn = subprocess.Popen(
                 [
-                    *_nspawn(root),
+                    *nspawn_command(root),
                     *("--private-network", "--boot", "--"),
                     # Nothing of what this machine has enabled, and no timer, is to be started.
                     *("--unit=basic.target", "systemd.mask=timers.target"),
@@ -186,104 +184,10 @@ class Machine:
         return [line for line in lines if line.get("event") == event]
 
 
-def _check_able() -> None:
-    """Fail where no container can be booted: a test that passes by doing nothing hides that."""
-    if os.geteuid() != 0:
-        raise AssertionError("booting a container needs root: run `sudo make test-systemd`")
-    for tool, package in (("systemd-nspawn", "systemd-container"), ("nsenter", "util-linux")):
-        if shutil.which(tool):
-            continue
-        if shutil.which("apt-get"):
-            click.echo(f"installing {package}", err=True)
-            subprocess.run(["apt-get", "install", "-y", "-q", package], check=False)
-        if not shutil.which(tool):
-            raise AssertionError(f"booting a container needs {tool}: install {package}")
-
-
-def _make_root(folder: Path, undo: ExitStack) -> Path:
-    """Return an overlay of this machine's root, with the checkout's packages in the venv's place.
-
-    pip then finds what it would download; what it installs goes to the tmpfs.
-    """
-    _mount(folder, "-t", "tmpfs", "-o", "size=4g,mode=0755", "kvpair-test", undo=undo)
-    root = _overlay(Path("/"), folder, "root", folder / "root", undo)
-    (root / "etc/machine-id").unlink(missing_ok=True)
-    (root / "etc/machine-id").touch()  # so that the journal is nobody else's
-    source = root / SOURCE.lstrip("/")
-    source.mkdir(parents=True)
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-    ).stdout
-    for name in tracked.decode().split("\0"):
-        if name and (REPOSITORY / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(REPOSITORY / name, source / name)
-    if sys.version_info[:2] == _system_python_version():
-        place = root / SITE_PACKAGES.format(*sys.version_info[:2])
-        place.mkdir(parents=True)
-        import torch
-
-        _overlay(Path(torch.__file__).parents[1], folder, "packages", place, undo)
-    return root
-
-
-def _system_python_version() -> tuple[int, ...]:
-    done = subprocess.run(
-        ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return tuple(int(part) for part in done.stdout.split())
-
-
-def _overlay(lower: Path, folder: Path, name: str, target: Path, undo: ExitStack) -> Path:
-    upper, work = folder / f"{name}-upper", folder / f"{name}-work"
-    for path in (upper, work, target):
-        path.mkdir(exist_ok=True)
-    upper.chmod(lower.stat().st_mode & 0o7777)
-    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-    _mount(target, "-t", "overlay", "-o", options, "overlay", undo=undo)
-    return target
-
-
-def _mount(target: Path, *arguments: str, undo: ExitStack) -> None:
-    done = subprocess.run(
-        ["mount", *arguments, str(target)], check=False, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        raise AssertionError(
-            f"booting a container needs the right to mount file systems: {done.stderr.strip()}"
-        )
-    undo.callback(subprocess.run, ["umount", "--lazy", str(target)], check=False)
-
-
-def _nspawn(root: Path) -> list[str]:
-    return [
-        *("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--link-journal=no"),
-        *(f"--directory={root}", "--hostname=kvpair-test"),
-    ]
-
-
 def _install(root: Path) -> None:
     """Type what README.md says; the boot then starts the socket, as it would on any machine."""
-    for command in (
-        ["make", "-C", SOURCE, "install-system"],
-        ["systemctl", "enable", "prefilld", "decoded"],
-    ):
-        done = subprocess.run(
-            [*_nspawn(root), "--as-pid2", *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            said = f"{done.stdout}\n{done.stderr}"
-            raise AssertionError(f"{' '.join(command)} failed:\n{said}")
+    run_inside(root, "make", "-C", SOURCE, "install-system")
+    run_inside(root, "systemctl", "enable", "prefilld", "decoded")
 
 
 def _leader_of(nspawn: subprocess.Popen[bytes], console: Path) -> int:

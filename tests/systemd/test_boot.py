@@ -25,7 +25,7 @@ MAX_EXPOSURE = 16
 """Tenths, as systemd-analyze wants them."""
 
 NUM_STREAMS = 6
-MAX_TOKENS = 2_000
+MAX_TOKENS = 1_500
 """Some seconds of the tiny model, so that what a test does happens in mid-stream."""
 
 
@@ -142,13 +142,12 @@ def test_a_killed_prefilld_cuts_no_running_stream(serving: Machine) -> None:
     assert json.loads(answer(serving))["text"] == json.loads(asked)["text"]
 
 
-def test_a_killed_decoded_comes_back_and_the_pair_heals(serving: Machine) -> None:
+def test_a_killed_decoded_comes_back_and_its_streams_go_on(serving: Machine) -> None:
+    """The pair heals by itself, and clients resume what broke off: their users see a pause."""
     before, asked = num_restarts(serving, "decoded"), answer(serving)
     with streams(serving) as running:
         serving.systemctl("kill", "--signal=KILL", "decoded")
-        outcomes = running.end()
-    for outcome in outcomes:
-        assert outcome == WHOLE or "ConnectionLost" in outcome["error"]
+        assert running.end() == [WHOLE] * NUM_STREAMS
     wait_restarted(serving, "decoded", before)
     assert json.loads(answer(serving))["text"] == json.loads(asked)["text"]
 
@@ -179,19 +178,16 @@ def test_a_wedged_engine_thread_is_killed_by_the_watchdog(serving: Machine) -> N
 
 def test_a_restart_of_prefilld_fails_no_client(serving: Machine) -> None:
     """Those that are let in are served first, those that come later wait on the socket."""
+    pid = serving.main_pid("prefilld")
     with streams(serving) as running:
         restart = serving.start("systemctl", "restart", "prefilld")
-        clients = []
-        while restart.poll() is None or len(clients) < NUM_STREAMS:
-            clients.append(
-                serving.start("kvpair", "generate", "--max-tokens=4", "hello", user="member")
-            )
-            if len(clients) >= NUM_STREAMS:
-                restart.wait(timeout=60)
-        for client in clients:
-            client.communicate(timeout=60)
-        assert [client.returncode for client in clients] == [0] * len(clients)
+        ask = ("kvpair", "generate", "--max-tokens=4", "hello")
+        clients = [serving.start(*ask, user="member") for _ in range(NUM_STREAMS)]
+        for process in (restart, *clients):
+            process.communicate(timeout=60)
+            assert process.returncode == 0
         assert running.end() == [WHOLE] * NUM_STREAMS
+    assert serving.main_pid("prefilld") != pid
 
 
 def test_a_reload_takes_what_it_can_and_names_the_rest(serving: Machine) -> None:
@@ -230,15 +226,28 @@ def test_a_configuration_that_does_not_do_is_not_tried_again(serving: Machine) -
 
 
 def test_stopping_the_target_drains_and_stays_stopped(serving: Machine) -> None:
-    """A socket that went on listening would start prefilld again with the next client."""
+    """A socket that went on listening would start prefilld again with the next client.
+
+    The units' own time-out is too short here: the daemons ask for what `drain_timeout_s` needs.
+    """
+    for unit in SERVICES:
+        serving.drop_in(unit, "[Service]\nTimeoutStopSec=3\n")
     with streams(serving) as running:
         serving.systemctl("stop", "kvpair.target")
         units = (*SERVICES, "prefilld.socket")
         assert [serving.property(unit, "ActiveState") for unit in units] == ["inactive"] * 3
         assert running.end() == [WHOLE] * NUM_STREAMS
+    for unit in SERVICES:
+        serving.revert(unit)
     done = serving.ask("kvpair", "generate", "hello", user="member")
     assert done.returncode == 69
     assert [serving.property(name, "Result") for name in DAEMONS] == ["success", "success"]
+
+
+def requests_of(lines: list[str]) -> set[str]:
+    """Return the ids that log lines name, of the requests that `streams.py` made."""
+    ids = {str(json.loads(line).get("request_id")) for line in lines}
+    return {name for name in ids if name.startswith("stream-")}
 
 
 # --- what is left behind -------------------------------------------------------------------------
@@ -250,13 +259,18 @@ def test_the_journal_holds_json_only_and_no_secret(serving: Machine) -> None:
     lines = {name: serving.journal(f"{name}.service") for name in DAEMONS}
     for name in DAEMONS:
         assert all(json.loads(line)["daemon"] == name for line in lines[name])
-        assert any(json.loads(line).get("request_id") == "stream-0" for line in lines[name])
+    told = {name: requests_of(lines[name]) for name in DAEMONS}
+    assert told["prefilld"] >= told["decoded"] > set()
     assert "secret words" not in serving.run("journalctl", "-o", "cat")
 
 
-def test_uninstalling_leaves_configuration_and_cache_only(machine: Machine) -> None:
-    machine.unmount_packages()
-    machine.run("make", "-C", SOURCE, "uninstall-system")
-    assert machine.ask("ls", "/opt/kvpair", "/usr/local/bin/kvpair").stdout == ""
-    assert machine.property("prefilld.service", "LoadState") == "not-found"
-    assert machine.run("ls", "/etc/kvpair") == "kvpair.env\nkvpair.toml"
+def test_uninstalling_stops_the_service_and_leaves_configuration_and_cache(
+    serving: Machine,
+) -> None:
+    serving.unmount_packages()
+    serving.run("make", "-C", SOURCE, "uninstall-system")
+    assert serving.ask("ls", "/opt/kvpair", "/usr/local/bin/kvpair").stdout == ""
+    for unit in SERVICES:
+        shown = serving.show(unit, "LoadState", "ActiveState")
+        assert shown == {"LoadState": "not-found", "ActiveState": "inactive"}
+    assert serving.run("ls", "/etc/kvpair") == "kvpair.env\nkvpair.toml"

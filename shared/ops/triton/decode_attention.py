@@ -10,6 +10,7 @@ layer a second launch.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -17,28 +18,42 @@ from torch import Tensor
 
 from shared.ops.decode_attention import check_decode_shapes
 from shared.ops.errors import ShapeError
+from shared.ops.kv_write import PAD_SLOT
 from shared.ops.pool_pair import PoolPair
+from shared.ops.rope_kv_write import check_rope_shapes
 from shared.ops.triton.decode_attention_kernel import decode_attention_kernel
 from shared.ops.triton.dependent_launch import dependent_launch
 
-TARGET_PROGRAMS = 396
-"""Thread blocks that a launch aims at: three for each of the 132 multiprocessors of an H200.  More
-shorten a part but lengthen the joining.  A constant, so that sums are split alike on every GPU."""
 
-TILE_BYTES = 16 << 10
-"""Keys that a thread block loads at once, and as many values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """How a batch is cut.  Constants, so that sums are split alike on every GPU."""
 
-NUM_WARPS = 2
+    target_programs: int
+    """Thread blocks that a launch aims at.  More shorten a part but lengthen the joining."""
+    tile_bytes: int
+    """Keys that a thread block loads at once, and as many values."""
+    num_warps: int
+    joined_elements: int
+    """Partial sums that a thread block loads at once while it joins parts: 64 a thread."""
+
+
+FEW = AttentionPlan(target_programs=264, tile_bytes=32 << 10, num_warps=4, joined_elements=8192)
+"""For a batch that leaves multiprocessors idle: what counts is how long a single part takes."""
+
+MANY = AttentionPlan(target_programs=396, tile_bytes=16 << 10, num_warps=2, joined_elements=4096)
+"""Three thread blocks for each of the 132 multiprocessors of an H200: few warps leave room for
+several at once, which hide each other's waiting."""
+
+MAX_FEW_LANES = 32
+"""Up to so many pairs of a sequence and a KV head are few."""
+
 NUM_STAGES = 3
-"""Block-table entries are loaded ahead of the keys and values that they lead to.  Few warps and few
-stages leave room for several thread blocks on a multiprocessor, which hide each other's waiting."""
+"""Block-table entries are loaded ahead of the keys and values that they lead to."""
 
 MAX_SPLITS = 128
 """More parts would take longer to join than they save.  A power of two, and the only bound that is
 compiled in: one compilation serves all batch sizes."""
-
-JOINED_ELEMENTS = 4096
-"""Partial sums that a thread block loads at once while it joins parts: 64 a thread."""
 
 ALIGNMENT_BYTES = 16
 """Width of a thread's load; every token's row of a head must begin at a multiple."""
@@ -59,7 +74,7 @@ class DecodeAttention:
         num_kv_heads: KV heads.
         head_dim: Numbers of a head.
         device: Where it will run.
-        target_programs: See `TARGET_PROGRAMS`.
+        plan: How to cut every batch; by default what suits each.
     """
 
     def __init__(
@@ -71,29 +86,39 @@ class DecodeAttention:
         num_kv_heads: int,
         head_dim: int,
         device: torch.device | str,
-        target_programs: int = TARGET_PROGRAMS,
+        plan: AttentionPlan | None = None,
     ) -> None:
         self._max_batch = max_batch
         self._max_context_len = max_context_len
         self._heads = (num_heads, num_kv_heads, head_dim)
-        self._target_programs = target_programs
+        self._plan = plan
         num_parts = max(batch * self.num_splits(batch) for batch in range(1, max_batch + 1))
         num_rows = num_parts * num_heads
         self._sums = torch.empty(num_rows * head_dim, dtype=torch.float32, device=device)
         self._logs = torch.empty(num_rows, dtype=torch.float32, device=device)
         self._counters = torch.zeros(max_batch * num_kv_heads, dtype=torch.int32, device=device)
 
+    def plan(self, batch: int) -> AttentionPlan:
+        """Return how a batch of this size is cut."""
+        if self._plan is not None:
+            return self._plan
+        return FEW if batch * self._heads[1] <= MAX_FEW_LANES else MANY
+
     def num_splits(self, batch: int) -> int:
         """Return into how many parts the longest context of a batch of this size is cut."""
         _, num_kv_heads, head_dim = self._heads
-        wanted = -(-self._target_programs // (batch * num_kv_heads))
+        plan = self.plan(batch)
+        wanted = -(-plan.target_programs // (batch * num_kv_heads))
         # Parts of less than a tile would be empty.  float32 has the smallest tiles.
-        longest = -(-self._max_context_len // _tile_tokens(head_dim, 4))
+        longest = -(-self._max_context_len // _tile_tokens(plan, head_dim, 4))
         return max(1, min(wanted, longest, MAX_SPLITS))
 
     def __call__(
         self,
-        query: Tensor,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        slot_mapping: Tensor,
         pools: PoolPair,
         block_tables: Tensor,
         context_lens: Tensor,
@@ -101,33 +126,41 @@ class DecodeAttention:
         layer: int,
         scale: float,
     ) -> Tensor:
-        """Return the attention of each sequence's one query; see `shared.ops.decode_attention`.
+        """Rotate, write and attend with one token a sequence; see `shared.ops.decode_step`.
+
+        What of block tables, lengths and older keys and values it reads is nobody's output in the
+        same step, so it begins to read them while the launch ahead still runs.
 
         Raises:
             ShapeError: As there, or the call is not what the object was made for.
         """
+        num_heads = check_rope_shapes(qkv, pools.own[:, layer], slot_mapping)
+        query = qkv[:, :num_heads]
         check_decode_shapes(query, pools, block_tables, context_lens)
-        batch, num_heads, head_dim = query.shape
+        batch, _, head_dim = qkv.shape
         num_kv_heads, block_size = pools.own.shape[3:5]
         if batch > self._max_batch or (num_heads, num_kv_heads, head_dim) != self._heads:
             raise ShapeError(
                 f"{batch} sequences of {num_heads} over {num_kv_heads} heads of {head_dim} do not "
                 f"fit scratch memory for {self._max_batch} of {self._heads}"
             )
-        item_bytes = query.element_size()
+        item_bytes = qkv.element_size()
         if head_dim * item_bytes % ALIGNMENT_BYTES:
-            raise ShapeError(f"a head of {head_dim} {query.dtype} is no multiple of 16 bytes")
-        if query.stride(2) != 1 or block_tables.stride(1) != 1:
-            raise ShapeError("queries and block tables must be contiguous in their last dimension")
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        num_splits = self.num_splits(batch)
+            raise ShapeError(f"a head of {head_dim} {qkv.dtype} is no multiple of 16 bytes")
+        if not qkv.is_contiguous() or block_tables.stride(1) != 1:
+            raise ShapeError("a step's heads, and rows of block tables, must be contiguous")
+        out = qkv.new_empty(batch, num_heads, head_dim)
+        plan, num_splits = self.plan(batch), self.num_splits(batch)
         group = num_heads // num_kv_heads
         padded_dim = triton.next_power_of_2(head_dim)
         joined_group = triton.next_power_of_2(group)
         block_stride, layer_stride, kv_stride, head_stride = pools.own.stride()[:4]
         decode_attention_kernel[(num_kv_heads, num_splits, batch)](
             out,
-            query,
+            qkv,
+            cos,
+            sin,
+            slot_mapping,
             pools.bases,
             block_tables,
             context_lens,
@@ -136,8 +169,6 @@ class DecodeAttention:
             self._counters,
             layer,
             scale * LOG2_E,
-            query.stride(0),
-            query.stride(1),
             block_tables.stride(0),
             BLOCK_STRIDE=block_stride,
             LAYER_STRIDE=layer_stride,
@@ -150,18 +181,19 @@ class DecodeAttention:
             PADDED_GROUP=max(16, triton.next_power_of_2(group)),
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
-            TILE=_tile_tokens(head_dim, item_bytes),
+            PAD=PAD_SLOT,
+            TILE=_tile_tokens(plan, head_dim, item_bytes),
             MAX_SPLITS=MAX_SPLITS,
             JOINED_GROUP=joined_group,
-            JOINED_PARTS=max(1, JOINED_ELEMENTS // (joined_group * padded_dim)),
-            num_warps=NUM_WARPS,
+            JOINED_PARTS=max(1, plan.joined_elements // (joined_group * padded_dim)),
+            num_warps=plan.num_warps,
             num_stages=NUM_STAGES,
-            **dependent_launch(query.device),
+            **dependent_launch(qkv.device),
         )
         return out
 
 
-def _tile_tokens(head_dim: int, item_bytes: int) -> int:
+def _tile_tokens(plan: AttentionPlan, head_dim: int, item_bytes: int) -> int:
     """Return how many tokens a thread block loads at once; the matrix units take at least 16."""
     padded_dim: int = triton.next_power_of_2(head_dim)
-    return max(16, TILE_BYTES // (padded_dim * item_bytes))
+    return max(16, plan.tile_bytes // (padded_dim * item_bytes))

@@ -10,7 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit(do_not_specialize=["layer"])
 def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by position
     out: tl.tensor,
-    query: tl.tensor,
+    qkv: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    slot_mapping: tl.tensor,
     bases: tl.tensor,
     block_tables: tl.tensor,
     context_lens: tl.tensor,
@@ -19,8 +22,6 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     counters: tl.tensor,
     layer: tl.tensor,
     log2_scale: tl.tensor,
-    query_row_stride: tl.tensor,
-    query_head_stride: tl.tensor,
     table_stride: tl.tensor,
     BLOCK_STRIDE: tl.constexpr,
     LAYER_STRIDE: tl.constexpr,
@@ -32,6 +33,7 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     PADDED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    PAD: tl.constexpr,
     TILE: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     JOINED_GROUP: tl.constexpr,
@@ -42,6 +44,7 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     if IS_DEPENDENT:
         gdc_launch_dependents()
     kv_head = tl.program_id(0)
+    num_kv_heads = tl.num_programs(0)
     part = tl.program_id(1)
     num_splits = tl.num_programs(1)
     sequence = tl.program_id(2).to(tl.int64)
@@ -63,18 +66,18 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     is_output = is_row[:, None] & is_dim[None, :]
     head = kv_head * GROUP + row
 
-    pointer = tl.pointer_type(query.dtype.element_ty)
+    pointer = tl.pointer_type(qkv.dtype.element_ty)
     own_base = tl.load(bases)
     peer_base = tl.load(bases + 1)
     head_offset = layer.to(tl.int64) * LAYER_STRIDE + kv_head * HEAD_STRIDE
     table = block_tables + sequence * table_stride
 
-    # The first tile is on its way before this step's query is there.  Only the newest token was
-    # written in this step, so it alone is loaded behind the wait.
+    # The first tile is on its way before this step's query is there.  Only the newest token is of
+    # this step, so it alone comes behind the wait, and not from the pool.
     newest = context_len - 1
     token = first_token + tl.arange(0, TILE)
     is_old = token < tl.minimum(end_token, newest)
-    entry = tl.load(table + token // BLOCK_SIZE, mask=token < end_token, other=0)
+    entry = tl.load(table + token // BLOCK_SIZE, mask=is_old, other=0)
     address = _address(
         entry,
         token,
@@ -99,35 +102,41 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
         mask=is_old[:, None] & is_dim[None, :],
         other=0.0,
     )
-    is_newest = token == newest
-    has_newest = (newest >= first_token) & (newest < first_token + TILE)
-    newest_entry = tl.load(table + newest // BLOCK_SIZE, mask=has_newest, other=0)
-    newest_address = _address(
-        newest_entry,
-        newest,
-        own_base,
-        peer_base,
-        head_offset,
-        BLOCK_STRIDE,
-        BLOCK_SIZE,
-        HEAD_DIM,
-        ITEM_BYTES,
-    )
     if IS_DEPENDENT:
         gdc_wait()
-    queries = tl.load(
-        query + sequence * query_row_stride + head[:, None] * query_head_stride + dim[None, :],
-        mask=is_output,
-        other=0.0,
+
+    # Rotated here, where the numbers are read anyway.
+    heads = qkv + sequence * (num_kv_heads * (GROUP + 2)) * HEAD_DIM
+    swapped = tl.where(dim < HEAD_DIM // 2, dim + HEAD_DIM // 2, dim - HEAD_DIM // 2)
+    turn = tl.load(cos + sequence * HEAD_DIM + dim, mask=is_dim, other=0.0)
+    swapped_turn = tl.load(sin + sequence * HEAD_DIM + dim, mask=is_dim, other=0.0)
+    queries = tl.load(heads + head[:, None] * HEAD_DIM + dim[None, :], mask=is_output, other=0.0)
+    partners = tl.load(
+        heads + head[:, None] * HEAD_DIM + swapped[None, :], mask=is_output, other=0.0
     )
-    newest_key = tl.load(newest_address.to(pointer) + dim, mask=has_newest & is_dim, other=0.0)
-    newest_value = tl.load(
-        (newest_address + KV_STRIDE * ITEM_BYTES).to(pointer) + dim,
-        mask=has_newest & is_dim,
-        other=0.0,
-    )
-    keys = tl.where(is_newest[None, :], newest_key[:, None], keys)
-    values = tl.where(is_newest[:, None], newest_value[None, :], values)
+    turned = queries.to(tl.float32) * turn[None, :]
+    turned += partners.to(tl.float32) * swapped_turn[None, :]
+    queries = turned.to(queries.dtype)
+
+    # The last part has the newest token: its key and value are the step's own, and are kept.
+    has_newest = (part == num_parts - 1) & (context_len > 0)
+    is_new_dim = has_newest & is_dim
+    newest_key = heads + (num_kv_heads * GROUP + kv_head) * HEAD_DIM
+    key = tl.load(newest_key + dim, mask=is_new_dim, other=0.0)
+    key_partner = tl.load(newest_key + swapped, mask=is_new_dim, other=0.0)
+    key = (key.to(tl.float32) * turn + key_partner.to(tl.float32) * swapped_turn).to(key.dtype)
+    value = tl.load(newest_key + num_kv_heads * HEAD_DIM + dim, mask=is_new_dim, other=0.0)
+    slot = tl.load(slot_mapping + sequence)
+    new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + head_offset + (slot % BLOCK_SIZE) * HEAD_DIM
+    is_written = is_new_dim & (slot != PAD)
+    target = (own_base + new_place * ITEM_BYTES).to(pointer) + dim
+    tl.store(target, key, mask=is_written)
+    tl.store(target + KV_STRIDE, value, mask=is_written)
+    is_newest = token == newest
+    keys = tl.where(is_newest[None, :], key[:, None], keys)
+    values = tl.where(is_newest[:, None], value[None, :], values)
+    # A later tile reads the newest token from the pool, whichever thread wrote it.
+    tl.debug_barrier()
 
     highest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([PADDED_GROUP], tl.float32)

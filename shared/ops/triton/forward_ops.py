@@ -8,14 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.ops.rotary import rotary_angles
+from shared.ops.errors import ShapeError
+from shared.ops.norm import rms_norm as reference_rms_norm
 from shared.ops.triton.activation import silu_mul
+from shared.ops.triton.argmax import argmax
 from shared.ops.triton.decode_attention import DecodeAttention
+from shared.ops.triton.gemv import GemvPlan, gemv
 from shared.ops.triton.norm import rms_norm
-from shared.ops.triton.plans import skinny_plan
-from shared.ops.triton.prefill_attention import prefill_attention
+from shared.ops.triton.plans import plan_for
+from shared.ops.triton.prefill_attention import prefill_attention, warm_up
 from shared.ops.triton.rope_kv_write import rope_kv_write
-from shared.ops.triton.skinny_linear import SkinnyLinear, SkinnyPlan
+from shared.ops.triton.rotary import rotary_angles
+from shared.ops.triton.skinny_linear import SkinnyLinear
 
 if TYPE_CHECKING:
     from shared.ops.pool_pair import PoolPair
@@ -35,45 +39,55 @@ class TritonOps:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._attend: DecodeAttention | None = None
-        self._skinny = SkinnyLinear(max_partials=1 << 22, max_tiles=4096, device=device)
+        self._skinny = SkinnyLinear(device=device)
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """See `ForwardOps`."""
-        return self._linear(rms_norm(x, norm, eps), weight, x.dtype)
+        product = self._norm_linear(x, norm, eps, weight, x.dtype)
+        return product if bias is None else product.add_(bias)
+
+    def head_norm(self, heads: Tensor, norm: Tensor, eps: float) -> None:
+        """See `ForwardOps`."""
+        heads.copy_(reference_rms_norm(heads, norm, eps))
 
     def norm_gate(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """See `ForwardOps`."""
+        plan = plan_for(x, gate_up, is_gate=True)
+        if isinstance(plan, GemvPlan):
+            return gemv(x, gate_up, plan=plan, norm=norm, eps=eps, is_gate=True)
         normed = rms_norm(x, norm, eps)
-        plan = self._plan(x, gate_up, is_gate=True)
         if plan is None:
             return silu_mul(functional.linear(normed, gate_up))
         return self._skinny(normed, gate_up, plan=plan, is_gate=True)
 
     def add_linear(self, residual: Tensor, x: Tensor, weight: Tensor) -> None:
         """See `ForwardOps`.  Rounds the sum once, where the reference rounds the product too."""
-        plan = self._plan(x, weight)
-        if plan is None:
+        plan = plan_for(x, weight)
+        if isinstance(plan, GemvPlan):
+            gemv(x, weight, plan=plan, residual=residual)
+        elif plan is None:
             residual.addmm_(x, weight.t())
         else:
             self._skinny(x, weight, plan=plan, residual=residual)
 
     def logits(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         """See `ForwardOps`."""
-        return self._linear(rms_norm(x, norm, eps), weight, torch.float32)
+        return self._norm_linear(x, norm, eps, weight, torch.float32)
 
-    def _linear(self, x: Tensor, weight: Tensor, out_dtype: torch.dtype) -> Tensor:
-        plan = self._plan(x, weight)
+    def _norm_linear(
+        self, x: Tensor, norm: Tensor, eps: float, weight: Tensor, out_dtype: torch.dtype
+    ) -> Tensor:
+        plan = plan_for(x, weight)
+        if isinstance(plan, GemvPlan):
+            return gemv(x, weight, plan=plan, norm=norm, eps=eps, out_dtype=out_dtype)
+        normed = rms_norm(x, norm, eps)
         if plan is None:
-            return functional.linear(x, weight).to(out_dtype)
-        return self._skinny(x, weight, plan=plan, out_dtype=out_dtype)
+            return functional.linear(normed, weight).to(out_dtype)
+        return self._skinny(normed, weight, plan=plan, out_dtype=out_dtype)
 
-    def _plan(self, x: Tensor, weight: Tensor, *, is_gate: bool = False) -> SkinnyPlan | None:
-        if x.dtype is torch.float32:  # exact sums are cuBLAS's
-            return None
-        num_outputs = weight.shape[0] // (2 if is_gate else 1)
-        return skinny_plan(x.shape[0], num_outputs, x.shape[1], is_gate=is_gate)
-
-    def decode_attention(
+    def decode_step(
         self,
         qkv: Tensor,
         cos: Tensor,
@@ -85,16 +99,44 @@ class TritonOps:
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """See `ForwardOps`.
 
         Raises:
             RuntimeError: `prepare_decode` was not called.
+            ShapeError: There is a sliding window, which this kernel does not have.
         """
+        if window is not None:
+            raise ShapeError(f"a sliding window of {window} tokens needs another kernel")
         if self._attend is None:
             raise RuntimeError("prepare_decode comes before the first decode")
-        query = rope_kv_write(qkv, cos, sin, pools.own[:, layer], slot_mapping)
-        return self._attend(query, pools, block_tables, context_lens, layer=layer, scale=scale)
+        return self._attend(
+            qkv,
+            cos,
+            sin,
+            slot_mapping,
+            pools,
+            block_tables,
+            context_lens,
+            layer=layer,
+            scale=scale,
+        )
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """See `ForwardOps`."""
+        return argmax(logits)
+
+    def prepare_prefill(
+        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
+    ) -> None:
+        """Have cuDNN compile every shape of long chunks; see `ForwardOps`."""
+        warm_up(
+            kv_layer,
+            num_heads=num_heads,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
 
     def prepare_decode(
         self,

@@ -3,10 +3,10 @@
 Those want keys and values in one piece, so the context is gathered first, which costs a few percent
 of the attention over it.  Then
 
-*   long chunks go to cuDNN, the fastest there is on Hopper.  It compiles for every shape (some 70 ms)
-    and its causal mask begins at the first key, so a chunk becomes a square over its own tokens,
-    padded to a multiple of 512, and the context before it is cut into pieces of 512 times a power of
-    two.  So there are few shapes, and `warm_up` can compile them all;
+*   long chunks go to cuDNN, the fastest there is on Hopper.  It compiles for every shape (some
+    70 ms) and its causal mask begins at the first key, so a chunk becomes a square over its own
+    tokens, padded to a multiple of 512, and the context before it is cut into pieces of 512 times
+    a power of two.  So there are few shapes, and `warm_up` can compile them all;
 *   short ones go to FlashAttention, which takes any shape;
 *   what neither takes (float32, wide heads) goes to the reference.
 """
@@ -45,7 +45,8 @@ def prefill_attention(
         ShapeError: As there.
     """
     head_dim = query.shape[2]
-    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8:
+    is_windowed = any(span.window is not None for span in spans)
+    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8 or is_windowed:
         return paged_attention(query, kv_layer, spans, scale=scale)
     outputs = [
         (_attend_square if span.query_len >= MIN_SQUARE else _attend_any)(

@@ -1,12 +1,15 @@
-"""Sampling on a GPU without the host: what `shared.ops.sampling` chooses, inside a CUDA graph.
+"""Sampling on a GPU without a sort: what `shared.ops.batch_sampling` chooses, in one launch.
 
-A thread block takes a row.  A greedy row costs one pass over its logits.  The edges of top-k and
-top-p are found by value, digit by digit over the bits of the scaled logits, so nothing is sorted
-and tokens that tie at an edge are all kept.  The noise is the same function of (seed, position,
-vocabulary index) as on the CPU, so a daemon may go on where another one on a CPU stopped.
+A thread block takes a row.  A greedy row costs one pass over its logits, a drawn one another pass
+for the noise.  The edge of top-k is found by value, digit by digit over the bits of the scaled
+logits; that of top-p need not be found at all, since a draw from more tokens that ends inside it is
+the draw from those inside.  The noise is the same function of (seed, position, vocabulary index) as
+on the CPU, so a daemon may go on where another one on a CPU stopped.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -15,9 +18,11 @@ from torch import Tensor
 from shared.ops.errors import ShapeError
 from shared.ops.philox import UNIFORM_BITS
 from shared.ops.sampling import NOISE_SPAN, NOISE_SPAN_SLACK
-from shared.ops.sampling_tensors import SamplingTensors
 from shared.ops.triton.dependent_launch import dependent_launch
 from shared.ops.triton.sampling_kernel import sample_kernel
+
+if TYPE_CHECKING:
+    from shared.ops.batch_sampling import SamplingTensors
 
 MAX_TILE = 4096
 """Logits looked at at once: 8 a thread."""
@@ -25,27 +30,32 @@ MAX_TILE = 4096
 NUM_WARPS = 16
 
 
-def sample(logits: Tensor, params: SamplingTensors) -> Tensor:
-    """Choose one token for every row; see `shared.ops.sampling_tensors.sample`.
+def sample_batch(logits: Tensor, how: SamplingTensors) -> Tensor:
+    """Choose one token for every row; see `shared.ops.batch_sampling.sample_batch`.
+
+    A graph that was captured over `how` follows whatever is copied into it.
 
     Raises:
-        ShapeError: As there.
+        ShapeError: As there, or a row's logits are not contiguous float32.
 
     Enqueues on the current stream and returns at once.
     """
-    params.check(logits)
-    if logits.stride(1) != 1:
-        raise ShapeError("a row's logits must be contiguous")
     batch, vocab_size = logits.shape
+    if batch != how.positions.shape[0]:
+        raise ShapeError(f"{batch} rows and {how.positions.shape[0]} parameters")
+    if logits.dtype is not torch.float32 or logits.stride(1) != 1:
+        raise ShapeError(f"a row's logits must be contiguous float32, not {logits.dtype}")
     chosen = torch.empty(batch, dtype=torch.int64, device=logits.device)
     sample_kernel[(batch,)](
         chosen,
         logits,
-        params.temperatures,
-        params.top_ks,
-        params.top_ps,
-        params.seeds,
-        params.positions,
+        how.is_greedy,
+        how.temperature,
+        how.top_k,
+        how.top_p,
+        how.log_min_p,
+        how.seed_words.contiguous(),
+        how.positions,
         vocab_size,
         logits.stride(0),
         NOISE_SPAN=NOISE_SPAN + NOISE_SPAN_SLACK,

@@ -25,9 +25,6 @@ def skinny_kernel(  # noqa: PLR0917 -- a launch passes pointers by position
     IS_GATE: tl.constexpr,
     IS_SUM: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    PREFETCH_BYTES: tl.constexpr,
-    PREFETCHES: tl.constexpr,
 ) -> None:
     """Compute some outputs of all rows, over one part of the columns."""
     if IS_DEPENDENT:
@@ -46,22 +43,7 @@ def skinny_kernel(  # noqa: PLR0917 -- a launch passes pointers by position
     up_weights = weights + num_outputs.to(tl.int64) * WIDTH
     inputs = x + row[None, :].to(tl.int64) * WIDTH + part * PART + column[:, None]
     if IS_DEPENDENT:
-        if PREFETCH_BYTES > 0:
-            # Weights are nobody's output: on their way to the second cache before the input is
-            # there.  One request a thread.
-            chunk = tl.arange(0, PREFETCHES)
-            first = weight + source[:, None] * WIDTH + part * PART
-            address = first.to(tl.int64, bitcast=True) + chunk[None, :] * PREFETCH_BYTES
-            tl.inline_asm_elementwise(
-                PREFETCH, "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-            )
-            if IS_GATE:
-                address += num_outputs.to(tl.int64) * WIDTH * weight.dtype.element_ty.itemsize
-                tl.inline_asm_elementwise(
-                    PREFETCH, "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-                )
         gdc_wait()
-
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     up_total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for start in tl.range(0, PART, COLUMNS, num_stages=STAGES):

@@ -20,9 +20,9 @@ from shared.ops.triton.skinny_kernel import skinny_kernel
 
 MAX_ROWS = 64
 
-WARP_THREADS = 32
-
-PREFETCH_ASM = "{{ cp.async.bulk.prefetch.L2.global [$1], {}; mov.u32 $0, 0; }}"
+MAX_TILES = 1024
+MAX_PARTIALS = 1 << 21
+"""Of a product whose columns are split: 8 MiB, enough for 8,192 outputs, 64 rows and 4 parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,25 +38,26 @@ class SkinnyPlan:
     num_stages: int
     """Loads in flight."""
     num_warps: int
-    prefetch_bytes: int = 0
-    """Of each output's weights, fetched into the second cache before the input is there."""
 
-    def fits(self, width: int) -> bool:
-        """Whether rows of this width can be cut so."""
-        return width % (self.columns * self.splits) == 0
+    def fits(self, num_rows: int, num_outputs: int, width: int) -> bool:
+        """Whether a product of this shape can be cut so, and its parts kept."""
+        if width % (self.columns * self.splits):
+            return False
+        num_tiles = triton.cdiv(num_outputs, self.outputs)
+        num_partials = num_tiles * self.outputs * self.splits * _padded_rows(num_rows)
+        return self.splits == 1 or (num_tiles <= MAX_TILES and num_partials <= MAX_PARTIALS)
 
 
 class SkinnyLinear:
     """The product, with the scratch memory that split columns need, on one stream at a time.
 
     Args:
-        max_tiles: Most tiles of a split product, times its parts.
         device: Where it will run.
     """
 
-    def __init__(self, *, max_partials: int, max_tiles: int, device: torch.device) -> None:
-        self._partials = torch.empty(max_partials, dtype=torch.float32, device=device)
-        self._counters = torch.zeros(max_tiles, dtype=torch.int32, device=device)
+    def __init__(self, *, device: torch.device) -> None:
+        self._partials = torch.empty(MAX_PARTIALS, dtype=torch.float32, device=device)
+        self._counters = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
 
     def __call__(
         self,
@@ -68,20 +69,37 @@ class SkinnyLinear:
         residual: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return `x` times the transpose of `weight`, summed in float32."""
+        """Return `x` times the transpose of `weight`, summed in float32.
+
+        Args:
+            x: [num_rows, width], contiguous, at most `MAX_ROWS` rows.
+            weight: [num_outputs, width], contiguous, in the dtype of `x`.
+            plan: How to cut it.
+            is_gate: The first half of `weight` is a gate: return `silu(gate) · up`, half as wide.
+            residual: [num_rows, num_outputs], contiguous: add to it, in place, and return it.
+            out_dtype: Of the result; by default that of `x`.
+
+        Raises:
+            ShapeError: A shape is not as above, or the plan does not fit it.
+        """
         num_rows, width = x.shape
         num_outputs = weight.shape[0] // (2 if is_gate else 1)
         num_tiles = triton.cdiv(num_outputs, plan.outputs)
-        rows = max(16, triton.next_power_of_2(num_rows))
         if weight.shape[1] != width or num_rows > MAX_ROWS or weight.dtype is not x.dtype:
-            raise ShapeError(f"{[*weight.shape]} {weight.dtype} is not for {[*x.shape]} {x.dtype}")
-        if not plan.fits(width) or (is_gate and plan.splits > 1):
-            raise ShapeError(f"{plan} does not cut rows of {width}")
-        num_pieces = max(1, WARP_THREADS * plan.num_warps // plan.outputs)
-        piece_bytes = plan.prefetch_bytes // num_pieces
-        out = residual
-        if out is None:
+            raise ShapeError(
+                f"{[*weight.shape]} {weight.dtype} is no matrix for rows {[*x.shape]} {x.dtype}, "
+                f"of which {MAX_ROWS} are the most"
+            )
+        if not (x.is_contiguous() and weight.is_contiguous()):
+            raise ShapeError("rows and weights must be contiguous")
+        if not plan.fits(num_rows, num_outputs, width) or (is_gate and plan.splits > 1):
+            raise ShapeError(f"{plan} does not cut {num_rows} rows of {width} for {num_outputs}")
+        if residual is None:
             out = x.new_empty(num_rows, num_outputs, dtype=out_dtype or x.dtype)
+        elif residual.shape != (num_rows, num_outputs) or not residual.is_contiguous():
+            raise ShapeError(f"{[*residual.shape]} cannot take {num_rows} rows of {num_outputs}")
+        else:
+            out = residual
         skinny_kernel[(num_tiles, plan.splits)](
             out,
             x,
@@ -91,17 +109,19 @@ class SkinnyLinear:
             num_rows,
             num_outputs,
             WIDTH=width,
-            ROWS=rows,
+            ROWS=_padded_rows(num_rows),
             OUTPUTS=plan.outputs,
             COLUMNS=plan.columns,
             SPLITS=plan.splits,
             STAGES=plan.num_stages,
             IS_GATE=is_gate,
             IS_SUM=residual is not None,
-            PREFETCH=PREFETCH_ASM.format(piece_bytes) if piece_bytes else "",
-            PREFETCH_BYTES=piece_bytes,
-            PREFETCHES=num_pieces,
             num_warps=plan.num_warps,
             **dependent_launch(x.device),
         )
         return out
+
+
+def _padded_rows(num_rows: int) -> int:
+    """Return how many rows are computed; the matrix units take no fewer than 16."""
+    return max(16, int(triton.next_power_of_2(num_rows)))

@@ -10,12 +10,18 @@ import torch
 from shared.ops.pool_pair import PoolPair, peer_entries
 from tests.gpu.ops.kernel_checks import (
     Attention,
+    AttentionInputs,
     attention_inputs,
+    check_argmax,
+    check_context,
     check_decode_attention,
     check_gather_blocks,
+    check_gemv,
     check_norm,
     check_rope_kv_write,
+    check_rotary_angles,
     check_silu_mul,
+    check_skinny,
     kernel_for,
 )
 
@@ -55,9 +61,8 @@ def test_many_launches_in_a_row_give_the_same_bits() -> None:
     """Parts are counted and joined by whichever comes last: a race would move the result."""
     case = Attention(context_lens=(4_000, 17, 900), num_kv_heads=8, dtype=torch.bfloat16)
     inputs, kernel = attention_inputs(case, "cuda"), kernel_for(case, "cuda")
-    arguments = (inputs.query, inputs.pools, inputs.block_tables, inputs.context_lens)
-    expected = kernel(*arguments, layer=1, scale=0.125)
-    results = [kernel(*arguments, layer=1, scale=0.125) for _ in range(2_000)]
+    expected = kernel(*vars(inputs).values(), layer=1, scale=0.125)
+    results = [kernel(*vars(inputs).values(), layer=1, scale=0.125) for _ in range(2_000)]
     assert all(torch.equal(result, expected) for result in results)
 
 
@@ -68,17 +73,27 @@ def test_a_captured_graph_follows_the_tables_and_the_peer() -> None:
     second = attention_inputs(replace(case, context_lens=(2_100, 2_999)), "cuda")
     kernel = kernel_for(case, "cuda")
     kernel(*vars(first).values(), layer=1, scale=0.125)  # compiled before capture
-    tables = torch.zeros_like(first.block_tables)
-    pools = PoolPair.of(first.pools.own, first.pools.peer)
-    query, lengths = first.query.clone(), first.context_lens.clone()
+    held = AttentionInputs(
+        qkv=first.qkv.clone(),
+        cos=first.cos.clone(),
+        sin=first.sin.clone(),
+        slot_mapping=first.slot_mapping.clone(),
+        pools=PoolPair.of(first.pools.own, first.pools.peer),
+        block_tables=torch.zeros_like(first.block_tables),
+        context_lens=first.context_lens.clone(),
+    )
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = kernel(query, pools, tables, lengths, layer=1, scale=0.125)
+        out = kernel(*vars(held).values(), layer=1, scale=0.125)
     for inputs in (first, second, first):
-        pools.bases.copy_(inputs.pools.bases)
-        query.copy_(inputs.query)
-        lengths.copy_(inputs.context_lens)
-        tables[:, : inputs.block_tables.shape[1]] = inputs.block_tables[:, : tables.shape[1]]
+        # A new epoch: the same own pool, the peer elsewhere.
+        held.pools.own.copy_(first.pools.own)
+        held.pools.own[: len(inputs.pools.own)] = inputs.pools.own[: len(held.pools.own)]
+        held.pools.with_peer(inputs.pools.peer)
+        for name in ("qkv", "cos", "sin", "slot_mapping", "context_lens"):
+            getattr(held, name).copy_(getattr(inputs, name))
+        width = min(held.block_tables.shape[1], inputs.block_tables.shape[1])
+        held.block_tables[:, :width] = inputs.block_tables[:, :width]
         graph.replay()
         assert torch.equal(out, kernel(*vars(inputs).values(), layer=1, scale=0.125))
 
@@ -108,6 +123,35 @@ def test_gates(width: int, dtype: torch.dtype) -> None:
 def test_gathered_blocks(num_programs: int) -> None:
     """Fewer thread blocks than pieces, and more."""
     check_gather_blocks(torch.bfloat16, "cuda", num_programs=num_programs)
+
+
+def test_angles_are_the_reference_s() -> None:
+    """One launch instead of eight."""
+    check_rotary_angles("cuda")
+
+
+def test_the_largest_of_a_row() -> None:
+    """Of the largest vocabulary that is served."""
+    check_argmax("cuda", width=128_256)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_one_row(dtype: torch.dtype) -> None:
+    """Outputs that fill no thread block, and every prologue and epilogue."""
+    check_gemv(dtype, "cuda", width=4_096, num_outputs=1_004)
+
+
+@pytest.mark.parametrize("num_rows", [2, 16, 33, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_products_of_few_rows(dtype: torch.dtype, num_rows: int) -> None:
+    """Fewer rows than the matrix units take, and as many as go."""
+    check_skinny(dtype, "cuda", num_rows=num_rows, width=1_024, num_outputs=1_004)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_contexts_leave_their_blocks_and_parts_join(dtype: torch.dtype) -> None:
+    """What lies behind a context's last token never reaches a product."""
+    check_context(dtype, "cuda")
 
 
 def test_the_top_of_a_large_pool_is_as_good_as_its_bottom() -> None:
@@ -141,9 +185,27 @@ def test_the_top_of_a_large_pool_is_as_good_as_its_bottom() -> None:
     case = Attention(context_lens=(num_tokens,), group=8, num_kv_heads=8, head_dim=128)
     kernel, pools = kernel_for(case, "cuda"), PoolPair.of(pool)
     lengths = torch.tensor([num_tokens], dtype=torch.int32, device="cuda")
+    newest = slice(num_tokens - 1, num_tokens)
     results = []
-    for ids in (bottom, top, peer_entries(bottom), peer_entries(top)):
-        tables = ids.int().unsqueeze(0)
-        results.append(kernel(query[-1:], pools, tables, lengths, layer=layer, scale=0.1))
+    for ids in (bottom, top):
+        for is_peer in (False, True):
+            tables = ids.int().unsqueeze(0)
+            if is_peer:  # all but the block that the newest token is written to
+                tables = torch.cat([peer_entries(tables[:, :-1]), tables[:, -1:]], 1)
+            slots = ids[position // 16] * 16 + position % 16
+            results.append(
+                kernel(
+                    qkv[newest],
+                    angles[newest],
+                    angles[newest],
+                    slots[newest],
+                    pools,
+                    tables,
+                    lengths,
+                    layer=layer,
+                    scale=0.1,
+                )
+            )
     assert not results[0].isnan().any()
     assert all(torch.equal(result, results[0]) for result in results)
+    assert torch.equal(pool[top].view(torch.int16), pool[bottom].view(torch.int16))

@@ -9,6 +9,7 @@ prints `running` once every stream has tokens from decoded, and at the end one J
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 
@@ -34,8 +35,10 @@ class Stream:
         try:
             client = Client(SOCKET, timeout_s=TIMEOUT_S)
             prompt = f"secret words of stream {self._index}"
+            # Another id each time: one that saw several deaths of decoded is held for their cause.
+            name = f"stream-{os.getpid()}-{self._index}"
             with client.stream(
-                prompt, id=f"stream-{self._index}", max_tokens=self._max_tokens, ignore_eos=True
+                prompt, id=name, max_tokens=self._max_tokens, ignore_eos=True
             ) as stream:
                 for event in stream:
                     match event:

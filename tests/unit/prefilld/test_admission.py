@@ -27,7 +27,7 @@ from protocol.messages import (
 from shared.daemon.model_host import ModelHost
 from shared.model.gguf_file import read_header
 from shared.model.gguf_model import read_vocabulary
-from shared.model.tokenizer import Tokenizer
+from shared.model.gguf_tokenizer import vocabulary_tokenizer
 from shared.ops.token_bitmap import pack_tokens
 from tests.support.tiny_gguf import TinyGguf
 
@@ -163,7 +163,7 @@ def test_a_character_without_tokens_is_named(host: ModelHost, tmp_path: Path) ->
     changed = ["absent" if token == "Q" else token for token in tokens]
     recipe.metadata["tokenizer.ggml.tokens"] = (changed, kind)
     path = recipe.write(tmp_path / "m.gguf")
-    tokenizer = Tokenizer(read_vocabulary(read_header(path)), source=path)
+    tokenizer = vocabulary_tokenizer(read_vocabulary(read_header(path)), source=path)
     error = refusal(make(host, tokenizer=tokenizer), Generate(prompt="a Q", raw=True))
     assert error.code == "invalid-request"
     assert "U+0051" in error.message

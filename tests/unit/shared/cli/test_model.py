@@ -15,6 +15,7 @@ from shared.model.catalog import CATALOG
 from shared.model.errors import FetchError, ModelFileError
 from shared.model.fetch import cached_file
 from tests.support.tiny_gguf import TinyGguf, tokens
+from tests.support.tiny_hub import write_hub_model
 
 NAME = "smollm2-135m-instruct"
 
@@ -145,3 +146,15 @@ def test_no_command_imports_what_it_does_not_need(tiny_file: Path, arguments: li
     assert names.isdisjoint(
         {"torch", "numpy", "gguf", "tokenizers", "asyncio", "rich", "structlog"}
     )
+
+
+def test_info_describes_a_hugging_face_directory(tmp_path: Path) -> None:
+    """Without torch, as for a file."""
+    write_hub_model(tmp_path, "mistral-window")
+    facts = json.loads(run("info", str(tmp_path), "--json").stdout)
+    assert (facts["architecture"], facts["sliding_window"]) == ("mistral", 24)
+    assert facts["file_bytes"] == (tmp_path / "model.safetensors").stat().st_size
+    assert facts["tokenizer"]["model"] == "BPE"
+    assert facts["chat_template"]
+    lines = run("info", str(tmp_path)).stdout.splitlines()
+    assert "context        256 tokens, of which a token sees the last 24" in lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -225,3 +226,18 @@ def test_decoded_s_socket_lies_beside_wherever_the_other_one_was_put() -> None:
     assert resolved.config.decoded.socket == "/srv/pair/decoded.sock"
     flags.append(parse_assignment("decoded.socket=/srv/other/d.sock"))
     assert resolve(environ={}, flags=flags).config.decoded.socket == "/srv/other/d.sock"
+
+
+def test_a_system_file_in_a_closed_folder_is_told(tmp_path: Path) -> None:
+    """As not being there it would be passed over, and the daemons run with other values."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o000)
+    was_root = os.geteuid() == 0
+    if was_root:  # whom no mode keeps out
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ConfigError, match=r"cannot read .*closed/kvpair.toml: Permission den"):
+            resolve(environ={}, num_cores=2, system_file=closed / "kvpair.toml")
+    finally:
+        if was_root:
+            os.seteuid(0)

@@ -306,3 +306,13 @@ def test_a_bare_word_that_is_no_file_is_taken_for_a_misspelt_name() -> None:
     """`no such file` would send the user looking in the wrong place."""
     with pytest.raises(UnknownModelError, match=r"did you mean 'smollm2-135m-instruct'\?"):
         resolve_model("smollm2-135m")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/" + "x" * 300 + "/model"])
+def test_a_path_that_the_kernel_refuses_is_no_traceback(name: str) -> None:
+    """Too long, or behind a folder that is closed: whoever reads it says what is wrong."""
+    if name.startswith("/"):
+        assert str(resolve_model(name)) == name
+    else:
+        with pytest.raises(UnknownModelError, match="no model is called"):
+            resolve_model(name)

@@ -16,9 +16,9 @@ from shared.model.gguf_model import (
     read_special_tokens,
     read_vocabulary,
     tensor_names,
-    tensor_shapes,
 )
 from shared.model.spec import ModelSpec
+from shared.model.tensors import tensor_shapes
 from tests.support.tiny_gguf import MERGES, TinyGguf, tokens
 
 U32, F32, TEXT = GGUFValueType.UINT32, GGUFValueType.FLOAT32, GGUFValueType.STRING
@@ -120,9 +120,8 @@ def test_more_layers_than_tensors_are_refused_before_they_are_listed(tmp_path: P
 def test_another_architecture_is_refused_with_the_list(tmp_path: Path) -> None:
     """The user learns what would run."""
     header = read_header(TinyGguf().write(tmp_path / "m.gguf", architecture="qwen2"))
-    with pytest.raises(
-        ModelFileError, match="holds the architecture 'qwen2'; this version runs: llama; choose"
-    ):
+    says = "holds the architecture 'qwen2'; of GGUF files this version runs: llama; "
+    with pytest.raises(ModelFileError, match=says):
         read_spec(header)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shared.model.errors import InvalidSpecError
-from shared.model.spec import ModelSpec
+from shared.model.spec import ModelSpec, RopeScaling
 
 SMOLLM2 = ModelSpec(
     name="SmolLM2",
@@ -32,13 +32,14 @@ SMOLLM2 = ModelSpec(
 @pytest.mark.parametrize(
     ("field", "value", "fault"),
     [
-        ("architecture", "mamba", "is 'mamba'; this version runs: llama"),
+        ("architecture", "mamba", "is 'mamba'; this version runs: llama, mistral, qwen2, qwen3"),
         ("num_layers", 0, "is 0; it must be at least 1"),
         ("vocab_size", -1, "is -1; it must be at least 1"),
         ("num_kv_heads", 2, "is 2, which does not divide 9 heads"),
         ("head_dim", 63, "is 63; rotation needs an even number"),
         ("rope_theta", 0.0, "is 0.0; it must be finite and above 0"),
         ("rms_norm_eps", float("nan"), "is nan; it must be finite and above 0"),
+        ("sliding_window", 0, "is 0; it must be at least 1"),
         ("bos_id", 49_152, "has 49152, outside a vocabulary of 49152"),
         ("eos_ids", (2, -1), "has -1, outside a vocabulary of 49152"),
     ],
@@ -85,3 +86,30 @@ def test_fingerprint_fields_survive_a_wire() -> None:
     """They travel in the hand-shake, so they must be what they were on the other side."""
     fields = SMOLLM2.fingerprint_fields()
     assert json.loads(json.dumps(fields)) == fields
+
+
+def test_biases_and_norms_of_heads_are_counted() -> None:
+    """What a family adds is part of the weights."""
+    plain = SMOLLM2.num_parameters
+    assert replace(SMOLLM2, qkv_bias=True).num_parameters == plain + 30 * 64 * (9 + 2 * 3)
+    assert replace(SMOLLM2, qk_norm=True).num_parameters == plain + 30 * 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"factor": 0.0}, "`rope_scaling.factor` is 0.0"),
+        ({"low_freq_factor": float("nan")}, "`rope_scaling.low_freq_factor` is nan"),
+        ({"high_freq_factor": 1.0}, "`rope_scaling.high_freq_factor` is 1.0; it must be above"),
+        ({"original_context_tokens": 0}, "`rope_scaling.original_context_tokens` is 0"),
+    ],
+)
+def test_a_scaling_that_cannot_be_is_refused(changes: dict[str, float], fault: str) -> None:
+    fields = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_context_tokens": 8192,
+    }
+    with pytest.raises(InvalidSpecError, match=fault):
+        RopeScaling(**fields | changes)  # type: ignore[arg-type]  # one field at a time

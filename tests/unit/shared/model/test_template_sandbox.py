@@ -84,5 +84,11 @@ def test_output_past_the_bound_ends_the_render() -> None:
 
 def test_a_tag_that_we_lack_is_named() -> None:
     """The operator can look it up."""
-    with pytest.raises(jinja2.TemplateSyntaxError, match="unknown tag 'generation'"):
-        compile_template("{% generation %}{% endgeneration %}")
+    with pytest.raises(jinja2.TemplateSyntaxError, match="unknown tag 'trans'"):
+        compile_template("{% trans %}{% endtrans %}")
+
+
+def test_the_tag_that_marks_answers_for_training_changes_nothing() -> None:
+    """Templates of some newer models have it, and transformers renders what is inside."""
+    source = "{% for m in messages %}{% generation %}{{ m.role }},{% endgeneration %}{% endfor %}"
+    assert render(source) == "user,assistant,"

@@ -18,7 +18,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from shared.model.errors import ModelFileError, PromptError, PromptTooLargeError
 from shared.model.gguf_file import read_header
 from shared.model.gguf_model import read_vocabulary
-from shared.model.tokenizer import PRE_TOKENIZERS, Tokenizer
+from shared.model.gguf_tokenizer import PRE_TOKENIZERS, vocabulary_tokenizer
+from shared.model.tokenizer import Tokenizer
 from shared.model.vocabulary import TokenType, Vocabulary
 from tests.support.tiny_gguf import CONTROL_TOKENS, MERGES, byte_tokens, tokens
 
@@ -41,7 +42,7 @@ def ids_of(*texts: str) -> list[int]:
 
 
 def make(**changes: object) -> Tokenizer:
-    return Tokenizer(replace(TINY, **changes), source=SOURCE)
+    return vocabulary_tokenizer(replace(TINY, **changes), source=SOURCE)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def tiny() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_file: Path) -> Tokenizer:
-    return Tokenizer(read_vocabulary(read_header(smollm2_file)), source=smollm2_file)
+    return vocabulary_tokenizer(read_vocabulary(read_header(smollm2_file)), source=smollm2_file)
 
 
 # --- the tiny vocabulary ---------------------------------------------------------------------

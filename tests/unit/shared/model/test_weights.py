@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
 
 from shared.model import weights
 from shared.model.errors import ModelFileError
 from shared.model.gguf_file import GgufHeader, read_header
-from shared.model.gguf_model import read_spec, tensor_shapes
+from shared.model.gguf_model import read_spec
 from shared.model.spec import DType
+from shared.model.tensors import tensor_shapes
 from shared.model.weights import load_weights, supported_types
 from tests.support.tiny_gguf import HEAD_DIM, TinyGguf
 
@@ -45,19 +47,38 @@ def test_values_are_what_the_package_de_quantises(tmp_path: Path, kind: str) -> 
     np.testing.assert_array_equal(loaded.numpy(), expected)
 
 
-@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "TQ1_0"])
-def test_kinds_that_the_package_cannot_write_are_read_as_well(tmp_path: Path, kind: str) -> None:
-    """Random bytes stand for a quantised matrix, since any bytes are one."""
+@pytest.mark.parametrize("kind", supported_types())
+def test_every_kind_that_the_package_de_quantises_is_read(tmp_path: Path, kind: str) -> None:
+    """On random blocks that are valid: any bytes are a block, but some scales are no numbers."""
     storage = GGMLQuantizationType[kind]
-    block_elements, block_bytes = gguf.GGML_QUANT_SIZES[storage]
-    raw = np.random.default_rng(0).integers(
-        0, 256, (256, 256 // block_elements * block_bytes), dtype=np.uint8
-    )
+    block_elements, _ = gguf.GGML_QUANT_SIZES[storage]
+    blocks = _valid_blocks(storage, num_blocks=256 * 256 // block_elements)
+    raw = blocks.reshape(256, -1)
     path = _with_matrix_stored_as(tmp_path, storage, raw)
-    with np.errstate(all="ignore"):  # random scales overflow
-        expected = gguf.dequantize(raw, storage)
-        loaded = load(read_header(path))["layers.0.down"]
+    expected = gguf.dequantize(raw, storage)
+    assert np.isfinite(expected).all()
+    loaded = load(read_header(path))["layers.0.down"]
     np.testing.assert_array_equal(loaded.numpy(), expected)
+
+
+def test_no_kind_of_the_package_is_forgotten() -> None:
+    """Those of llama.cpp's usual files, and the exotic ones."""
+    usual = {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"}
+    usual |= {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
+    assert usual <= set(supported_types())
+
+
+def _valid_blocks(storage: GGMLQuantizationType, *, num_blocks: int) -> NDArray[np.uint8]:
+    """Return random blocks of which every number is finite."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[storage]
+    random = np.random.default_rng(0)
+    found = np.empty((0, block_bytes), dtype=np.uint8)
+    while len(found) < num_blocks:
+        drawn = random.integers(0, 256, (num_blocks, block_bytes), dtype=np.uint8)
+        with np.errstate(all="ignore"):
+            values = gguf.dequantize(drawn, storage).astype(np.float32)
+        found = np.concatenate([found, drawn[np.isfinite(values).all(axis=1)]])
+    return found[:num_blocks]
 
 
 def test_runs_shorter_than_a_tensor_join_without_a_seam(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class Sequence:
         self.key = torch.randn(context_len, num_kv_heads, HEAD_DIM)
         self.value = torch.randn(context_len, num_kv_heads, HEAD_DIM)
 
-    def expected(self) -> Tensor:
+    def expected(self, *, window: int = 1_000_000) -> Tensor:
         """Return causal attention in float64, one query and one head at a time."""
         query_len, num_heads, _ = self.query.shape
         context_len, num_kv_heads, _ = self.key.shape
@@ -34,9 +35,10 @@ class Sequence:
             visible = context_len - query_len + row + 1
             for head in range(num_heads):
                 kv_head = head // (num_heads // num_kv_heads)
-                keys = self.key[:visible, kv_head].double()
+                first = max(0, visible - window)
+                keys = self.key[first:visible, kv_head].double()
                 scores = keys @ self.query[row, head].double() / math.sqrt(HEAD_DIM)
-                out[row, head] = scores.softmax(-1) @ self.value[:visible, kv_head].double()
+                out[row, head] = scores.softmax(-1) @ self.value[first:visible, kv_head].double()
         return out.float()
 
 
@@ -126,3 +128,24 @@ def test_heads_that_cannot_be_grouped_are_refused() -> None:
     _, kv_layer, spans = place([Sequence(query_len=1, context_len=1, heads=(2, 2))])
     with pytest.raises(ShapeError, match="3 query heads cannot share 2"):
         paged_attention(torch.zeros(1, 3, HEAD_DIM), kv_layer, spans, scale=SCALE)
+
+
+# --- a sliding window ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 5, 13, 100])
+@pytest.mark.parametrize(("query_len", "context_len"), [(1, 14), (5, 14), (14, 14), (3, 3)])
+def test_a_query_sees_the_tokens_of_its_window(
+    query_len: int, context_len: int, window: int
+) -> None:
+    """Itself included, as in transformers; blocks before the first are not even read."""
+    torch.manual_seed(window)
+    sequence = Sequence(query_len=query_len, context_len=context_len, heads=(6, 2))
+    expected = sequence.expected(window=window)
+    query, kv_layer, (span,) = place([sequence])
+    kv_layer[span.block_table[: max(0, context_len - query_len + 1 - window) // BLOCK_SIZE]] = (
+        float("nan")
+    )
+    windowed = replace(span, window=window)
+    attended = paged_attention(query, kv_layer, [windowed], scale=SCALE)
+    torch.testing.assert_close(attended, expected, rtol=1e-5, atol=1e-5)

@@ -14,7 +14,8 @@ LENGTHS, BLOCK_SIZE, HEAD_DIM, NUM_KV_HEADS, NUM_HEADS = (9, 0, 4, 1, 12), 4, 8,
 SCALE = HEAD_DIM**-0.5
 
 
-def test_both_attentions_agree_over_two_pools_of_nan() -> None:
+@pytest.mark.parametrize("window", [None, 1, 5, 100])
+def test_both_attentions_agree_over_two_pools_of_nan(window: int | None) -> None:
     """Each table names both pools; spans see one pool that holds the blocks of both."""
     torch.manual_seed(0)
     shape = (16, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -34,7 +35,11 @@ def test_both_attentions_agree_over_two_pools_of_nan() -> None:
             table = torch.tensor(ids)
             spans.append(
                 SequenceSpan(
-                    query_start=len(spans), query_len=1, context_len=length, block_table=table
+                    query_start=len(spans),
+                    query_len=1,
+                    context_len=length,
+                    block_table=table,
+                    window=window,
                 )
             )
     own, peer = joined.clone(), joined.clone()
@@ -46,6 +51,7 @@ def test_both_attentions_agree_over_two_pools_of_nan() -> None:
         torch.tensor(LENGTHS, dtype=torch.int32),
         layer=1,
         scale=SCALE,
+        window=window,
     )
     expected = paged_attention(query[rows], joined[:, 1], spans, scale=SCALE)
     torch.testing.assert_close(attended[rows], expected, rtol=1e-5, atol=1e-5)

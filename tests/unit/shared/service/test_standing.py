@@ -7,7 +7,7 @@ import pytest
 from shared.clock import FakeClock
 from shared.logs import get_logger
 from shared.service.standing import Standing
-from shared.service.states import DaemonName, DaemonState
+from shared.states import DaemonName, DaemonState
 from tests.unit.shared.service.test_heartbeat import Engine, Manager
 
 

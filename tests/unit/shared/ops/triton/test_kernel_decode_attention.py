@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -56,29 +58,31 @@ def test_a_new_peer_is_read_without_a_new_tensor_of_addresses() -> None:
     """A captured graph keeps the tensor: only what is in it may change with an epoch."""
     case = Attention(context_lens=(20,), **SMALL)
     inputs, kernel = attention_inputs(case, "cpu"), kernel_for(case, "cpu")
+    assert (inputs.block_tables[0, :2] < 0).any(), "nothing of it is in the peer's pool"
     pools, moved = inputs.pools, inputs.pools.peer.clone()
-    tables, lengths = inputs.block_tables, inputs.context_lens
-    expected = kernel(inputs.query, pools, tables, lengths, layer=1, scale=0.25)
+    expected = kernel(*vars(inputs).values(), layer=1, scale=0.25)
     pools.peer.fill_(float("nan"))
-    assert pools.with_peer(moved).bases is pools.bases
-    again = kernel(inputs.query, pools, tables, lengths, layer=1, scale=0.25)
-    assert torch.equal(again, expected)
+    inputs = replace(inputs, pools=pools.with_peer(moved))
+    assert inputs.pools.bases is pools.bases
+    assert torch.equal(kernel(*vars(inputs).values(), layer=1, scale=0.25), expected)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     """A kernel would read beside its tensors and say nothing."""
     case = Attention(context_lens=(20,), **SMALL)
     inputs, kernel = attention_inputs(case, "cpu"), kernel_for(case, "cpu")
-    query, pools = inputs.query, inputs.pools
-    tables, lengths = inputs.block_tables, inputs.context_lens
-    with pytest.raises(ShapeError, match="3 query heads cannot share 2"):
-        kernel(query[:, :3], pools, tables, lengths, layer=0, scale=1.0)
+    pools = inputs.pools
+
+    def call(**changes: object) -> None:
+        kernel(*vars(replace(inputs, **changes)).values(), layer=0, scale=1.0)  # type: ignore[arg-type]
+
+    with pytest.raises(ShapeError, match="7 query heads cannot share 2"):
+        call(qkv=inputs.qkv[:, :11])
     with pytest.raises(ShapeError, match=r"block_tables must be int32.*int64"):
-        kernel(query, pools, tables.long(), lengths, layer=0, scale=1.0)
+        call(block_tables=inputs.block_tables.long())
     with pytest.raises(ShapeError, match="do not fit scratch memory for 1"):
-        kernel(query[:, :2], pools, tables, lengths, layer=0, scale=1.0)
-    narrow = PoolPair.of(pools.own[..., :2].contiguous())
-    with pytest.raises(ShapeError, match="queries of 16"):
-        kernel(query, narrow, tables, lengths, layer=0, scale=1.0)
+        call(qkv=inputs.qkv[:, :6].contiguous())
+    with pytest.raises(ShapeError, match="heads of 16 hold no keys and values"):
+        call(pools=PoolPair.of(pools.own[..., :2].contiguous()))
     with pytest.raises(ShapeError, match="cannot stand beside"):
-        PoolPair.of(pools.own, narrow.own)
+        PoolPair.of(pools.own, pools.own[..., :2].contiguous())

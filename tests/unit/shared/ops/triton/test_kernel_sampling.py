@@ -1,19 +1,20 @@
-"""Sampling without the host against the CPU's."""
+"""Sampling in one launch against the reference."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from shared.ops.batch_sampling import SamplingTensors
 from shared.ops.errors import ShapeError
-from shared.ops.sampling_tensors import SamplingTensors
-from shared.ops.triton.sampling import sample
+from shared.ops.sampling import SamplingParams
+from shared.ops.triton.sampling import sample_batch
 from tests.gpu.ops.sampling_checks import check_sampling, check_ties
 
 
 @pytest.mark.parametrize("vocab_size", [97, 5_000])
-def test_the_same_tokens_are_chosen_as_on_the_cpu(vocab_size: int) -> None:
-    """Greedy, hot, top-k, top-p and all of them, at many positions; in one tile and in two."""
+def test_the_same_tokens_are_chosen_as_by_the_reference(vocab_size: int) -> None:
+    """Greedy, hot, top-k, top-p, min-p and all of them, at many positions; in one tile and two."""
     check_sampling("cpu", vocab_size=vocab_size, num_positions=6)
 
 
@@ -24,10 +25,10 @@ def test_what_ties_is_kept_or_decided_by_the_lowest_id() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     """A kernel would read beside its tensors and say nothing."""
-    params = SamplingTensors.greedy(2, "cpu")
-    with pytest.raises(ShapeError, match="must be torch.float32 of 3 rows"):
-        sample(torch.zeros(3, 8), params)
-    with pytest.raises(ShapeError, match="logits must be float32"):
-        sample(torch.zeros(2, 8, dtype=torch.float64), params)
+    how = SamplingTensors.of([SamplingParams()] * 2, [0, 0])
+    with pytest.raises(ShapeError, match="3 rows and 2 parameters"):
+        sample_batch(torch.zeros(3, 8), how)
+    with pytest.raises(ShapeError, match=r"contiguous float32, not torch\.float64"):
+        sample_batch(torch.zeros(2, 8, dtype=torch.float64), how)
     with pytest.raises(ShapeError, match="must be contiguous"):
-        sample(torch.zeros(8, 2).t(), params)
+        sample_batch(torch.zeros(8, 2).t(), how)

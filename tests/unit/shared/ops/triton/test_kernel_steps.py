@@ -10,10 +10,15 @@ from shared.ops.triton.activation import silu_mul
 from shared.ops.triton.gather_blocks import gather_blocks
 from shared.ops.triton.norm import add_rms_norm
 from tests.gpu.ops.kernel_checks import (
+    check_argmax,
+    check_context,
     check_gather_blocks,
+    check_gemv,
     check_norm,
     check_rope_kv_write,
+    check_rotary_angles,
     check_silu_mul,
+    check_skinny,
 )
 
 # The interpreter rounds to bfloat16 towards zero, so bfloat16 is for `tests/gpu`.
@@ -51,6 +56,35 @@ def test_gates_are_applied_to_the_last_column(dtype: torch.dtype) -> None:
 def test_blocks_arrive_bit_for_bit(num_programs: int) -> None:
     """Fewer thread blocks than pieces, and more than blocks."""
     check_gather_blocks(torch.bfloat16, "cpu", num_programs=num_programs)
+
+
+def test_angles_are_the_reference_s() -> None:
+    """One launch instead of eight."""
+    check_rotary_angles("cpu")
+
+
+@pytest.mark.parametrize("width", [5, 4_097])
+def test_the_largest_of_a_row_is_found_in_any_tile(width: int) -> None:
+    """Where several are largest the first one wins, as on the CPU."""
+    check_argmax("cpu", width=width)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_multiplied(dtype: torch.dtype) -> None:
+    """Outputs that fill no thread block, and every prologue and epilogue."""
+    check_gemv(dtype, "cpu", width=384, num_outputs=20)
+
+
+@pytest.mark.parametrize("num_rows", [2, 20])
+def test_few_rows_are_multiplied(num_rows: int) -> None:
+    """Fewer rows than the matrix units take, and more; parts join in one order."""
+    check_skinny(torch.float16, "cpu", num_rows=num_rows, width=256, num_outputs=70)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_contexts_leave_their_blocks_and_parts_join(dtype: torch.dtype) -> None:
+    """What lies behind a context's last token never reaches a product."""
+    check_context(dtype, "cpu")
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.service.states import DaemonName, DaemonState, describe
+from shared.states import DaemonName, DaemonState, describe
 
 
 @pytest.mark.parametrize(
