@@ -106,6 +106,13 @@ def pool(pair: Pair, key: str) -> int:
     return int(pair.status()["pool"][key])
 
 
+def quarantine_gauge(pair: Pair) -> float:
+    """Return what METRICS tells of the blocks in quarantine."""
+    name = 'kvpair_pool_blocks{state="quarantined"} '
+    (line,) = (line for line in pair.client.metrics().splitlines() if line.startswith(name))
+    return float(line.removeprefix(name))
+
+
 def num_prefill_lost(pair: Pair) -> float:
     """Return how many adopted requests decoded ended because their blocks were taken back."""
     return pair.counter("decoded", 'kvpair_requests_failed_total{code="prefill-lost"}')
@@ -162,6 +169,7 @@ def test_a_decoded_that_sleeps_over_its_leases_uses_none_of_their_blocks(
                 timeout_s=PING_TIMEOUT_S + 2,
                 what="the silent peer is given up",
             )
+            assert quarantine_gauge(pair) > 0
             wait_until(
                 lambda: pool(pair, "quarantined") == 0,
                 timeout_s=QUARANTINE_S + 2,
