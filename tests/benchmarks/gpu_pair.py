@@ -59,7 +59,7 @@ def running_pair(model: str, devices: tuple[str, str], **settings: object) -> It
                 "pool.num_blocks": 0,
                 "decoded.num_blocks": 0,
                 "decoded.max_batch": 64,
-                "log.level": "debug",
+                "log.level": "info",
             }
             | {key.replace("__", "."): value for key, value in settings.items()},
             start_timeout_s=START_TIMEOUT_S,
@@ -248,7 +248,11 @@ def large_model(devices: tuple[str, str], *, num_asks: int) -> Figures:
     """Measure the hand-over of a 4,000-token prompt whose cache has 80 layers."""
     with (
         running_pair(
-            LLAMA_70B, devices, prefilld__token_budget=LARGE_CHUNK, decoded__max_batch=8
+            LLAMA_70B,
+            devices,
+            prefilld__token_budget=LARGE_CHUNK,
+            decoded__max_batch=8,
+            log__level="debug",  # tells of each pull
         ) as pair,
         Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=1) as clients,
     ):
@@ -272,6 +276,21 @@ def hardware() -> str:
     return f"{len(names)} x {names[0]}, torch {torch.__version__}"
 
 
+def write_figures(figures: Figures, path: Path | None, commit: str) -> None:
+    """Print figures, and write them to a file with where they come from."""
+    for name, value in figures.items():
+        print(f"{name:32} {value:10.3f}", flush=True)
+    if path is not None:
+        document = {
+            "hardware": hardware(),
+            "commit": commit,
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": " ".join(["python -m", sys.argv[0], *sys.argv[1:]]),
+            "figures": {name: round(value, 4) for name, value in figures.items()},
+        }
+        path.write_text(json.dumps(document, indent=2) + "\n")
+
+
 def main() -> None:
     """Measure, print a table, and write the file that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -291,17 +310,7 @@ def main() -> None:
         figures |= one_gpu(devices[0], num_asks=arguments.asks, lengths=(4000, 64_000))
     if "large" in phases:
         figures |= large_model(devices, num_asks=arguments.asks)
-    for name, value in figures.items():
-        print(f"{name:32} {value:10.3f}")
-    if arguments.json:
-        document = {
-            "hardware": hardware(),
-            "commit": arguments.commit,
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": " ".join(["python -m tests.benchmarks.gpu_pair", *sys.argv[1:]]),
-            "figures": {name: round(value, 4) for name, value in figures.items()},
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_figures(figures, arguments.json, arguments.commit)
 
 
 if __name__ == "__main__":
