@@ -121,7 +121,16 @@ class DecodeLoop:
     def _stepped(self, batch: list[Sequence], result: TurnResult) -> None:
         """Send each sequence its token, and end those that are done."""
         assert result.token_ids is not None
+        voided = [
+            sequence
+            for sequence in batch
+            if self._book.is_living(sequence) and not self._desk.is_valid(sequence)
+        ]
         self._scheduler.collected(batch)
+        self._desk.stepped(batch)
+        for sequence in voided:
+            self._metrics.voided.inc()
+            self._book.fail(sequence, "prefill-lost", "the prompt's blocks were revoked")
         living = [sequence for sequence in batch if self._book.is_living(sequence)]
         self._metrics.stepped(
             num_sequences=len(living),

@@ -22,6 +22,8 @@ from shared.clock import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from shared.engine.block_puller import BlockPuller, PendingCopy
     from shared.engine.decoding import Decoder, DecodeStep
 
@@ -68,6 +70,10 @@ class OverlappedTurns:
     def submit(self, job: CopyJob) -> None:
         """See `Turns.submit`."""
         self._submitted.append(job)
+
+    def set_peer(self, kv: Tensor | None) -> None:
+        """See `Turns.set_peer`."""
+        self._decoder.set_peer(kv)
 
     def interrupt(self) -> None:
         """See `Turns.interrupt`."""

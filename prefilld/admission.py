@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from prefilld.request import Prompt
+from prefilld.request import Prompt, room_blocks
 from protocol.codec import encode_message
 from protocol.errors import RequestError
 from protocol.limits import (
@@ -62,6 +62,8 @@ class Bounds:
     decode_blocks: int
     """The same of decoded's pool."""
     max_tokens_default: int
+    is_direct: bool = False
+    """decoded reads whole blocks of prompts in place, and needs none of its own for them."""
 
 
 class Admission:
@@ -216,7 +218,8 @@ class Admission:
             )
         left = context - num_prompt
         if message.max_tokens is None:
-            fits = bounds.decode_blocks * self._layout.block_size - num_prompt
+            num_there = num_prompt % self._layout.block_size if bounds.is_direct else num_prompt
+            fits = bounds.decode_blocks * self._layout.block_size - num_there
             return max(1, min(left, bounds.max_tokens_default, fits))
         if message.max_tokens > left:
             raise RequestError(
@@ -250,7 +253,11 @@ class Admission:
     def _check_fit(self, prompt: Prompt, bounds: Bounds) -> None:
         for blocks, room, whose in (
             (prompt.num_blocks, bounds.prefill_blocks, "prefilld's pool ([pool] num_blocks)"),
-            (prompt.total_blocks, bounds.decode_blocks, "decoded's pool ([decoded] num_blocks)"),
+            (
+                room_blocks(prompt, self._layout.block_size, is_direct=bounds.is_direct),
+                bounds.decode_blocks,
+                "decoded's pool ([decoded] num_blocks)",
+            ),
         ):
             if blocks > room:
                 raise RequestError(

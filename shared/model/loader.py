@@ -5,6 +5,7 @@ From a GGUF file, from a Hugging Face directory, or with random weights of a nam
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,7 +100,8 @@ def load_model_file(
     Raises:
         ModelFileError: A file is missing, damaged, or holds what we cannot run.
     """
-    load = _load_folder if path.is_dir() else _load_gguf
+    # os.path's answer, since Path's raises where a folder on the way is closed to this user.
+    load = _load_folder if os.path.isdir(path) else _load_gguf
     return load(path, dtype, torch.device(device), progress)
 
 

@@ -40,7 +40,12 @@ MAX_HEAD_DIM = 128
 
 
 def prefill_attention(
-    query: Tensor, kv_layer: Tensor, spans: Sequence[SequenceSpan], *, scale: float
+    query: Tensor,
+    kv_layer: Tensor,
+    spans: Sequence[SequenceSpan],
+    *,
+    scale: float,
+    peer_layer: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention of every query; see `shared.ops.attention.paged_attention`.
 
@@ -48,9 +53,9 @@ def prefill_attention(
         ShapeError: As there.
     """
     head_dim = query.shape[2]
-    is_windowed = any(span.window is not None for span in spans)
-    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8 or is_windowed:
-        return paged_attention(query, kv_layer, spans, scale=scale)
+    is_special = any(span.window is not None or span.num_in_place for span in spans)
+    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8 or is_special:
+        return paged_attention(query, kv_layer, spans, scale=scale, peer_layer=peer_layer)
     outputs = [
         (_attend_square if span.query_len >= MIN_SQUARE else _attend_any)(
             query[span.query_start : span.query_start + span.query_len], kv_layer, span, scale
