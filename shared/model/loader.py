@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.model.chat_template import ChatTemplate
-from shared.model.errors import ModelFileError
 from shared.model.fetch import resolve_model
 from shared.model.gguf_file import content_id, read_header
 from shared.model.gguf_model import (
@@ -127,12 +126,6 @@ def _load_folder(
     folder: Path, dtype: DType, device: torch.device, progress: Progress | None
 ) -> LoadedModel:
     spec = read_hub_spec(folder)
-    if spec.sliding_window is not None and device.type != "cpu":
-        raise ModelFileError(
-            folder / "config.json",
-            f"has a sliding window of {spec.sliding_window} tokens, which this version computes "
-            f"on a CPU only, not on {device}",
-        )
     weights = find_hub_weights(folder, spec)
     tokenizer = hub_tokenizer(folder, vocab_size=spec.vocab_size)
     template = read_hub_template(folder)

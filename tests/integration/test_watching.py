@@ -205,9 +205,12 @@ def test_one_requests_life_is_one_timeline_of_both_daemons(pair: Pair) -> None:
     assert told[0] == ("prefilld", "request.accepted")
     # Lines are written behind what they tell, so those of both daemons may cross within a moment.
     assert set(told) >= {
-        ("prefilld", "handoff.sent"), ("decoded", "handoff.adopted"),
-        ("prefilld", "handoff.adopted"), ("decoded", "lease.pulled"), ("prefilld", "lease.released"),
-    }  # fmt: skip
+        ("prefilld", "handoff.sent"),
+        ("decoded", "handoff.adopted"),
+        ("prefilld", "handoff.adopted"),
+        ("decoded", "lease.pulled"),
+        ("prefilld", "lease.released"),
+    }
     assert ("decoded", "request.ended") in told[-2:]  # prefilld may be slow to take RELEASE
 
 

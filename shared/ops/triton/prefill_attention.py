@@ -5,7 +5,7 @@ of the attention over it.  Then
 
 *   long chunks go to cuDNN, the fastest there is on Hopper.  It compiles for every shape (some
     70 ms) and its causal mask begins at the first key, so a chunk becomes a square over its own
-    tokens, padded to a multiple of 512, and the context before it is cut into pieces of 512 times
+    tokens, padded to a multiple of 256, and the context before it is cut into pieces of 512 times
     a power of two.  So there are few shapes, and `warm_up` can compile them all;
 *   short ones go to FlashAttention, which takes any shape;
 *   what neither takes (float32, wide heads) goes to the reference.
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNIT = 512
-"""Tokens; squares and pieces of cuDNN's are multiples."""
+"""Tokens of the smallest piece."""
+
+SQUARE_UNIT = 256
+"""Squares are multiples of so many tokens: half of it is computed in vain, on average."""
 
 MIN_SQUARE = 1024
 """Chunks of fewer tokens take FlashAttention: padding would cost more than cuDNN saves."""
@@ -78,7 +81,7 @@ def warm_up(kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context
     pieces = [UNIT << power for power in range(max_context_len.bit_length())]
     pieces = [piece for piece in pieces if piece < max_context_len]
     context = kv_layer.new_zeros(2, max(longest, *pieces, 0), num_kv_heads, head_dim)
-    for square in range(MIN_SQUARE, longest + 1, UNIT):
+    for square in range(MIN_SQUARE, longest + 1, SQUARE_UNIT):
         query = kv_layer.new_zeros(square, num_heads, head_dim)
         _cudnn(query, context[:, :square], is_causal=True, scale=1.0)
         for piece in pieces:
@@ -163,4 +166,4 @@ def _pieces(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _rounded_up(length: int) -> int:
-    return -(-length // UNIT) * UNIT
+    return -(-length // SQUARE_UNIT) * SQUARE_UNIT
