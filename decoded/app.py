@@ -11,6 +11,7 @@ from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
 from decoded.assembly import Parts, assemble
 from decoded.link import LinkSession
+from decoded.link_pool import LinkPool
 from decoded.metrics import DecodeMetrics
 from decoded.refusals import link_busy
 from decoded.visitor import Visitor
@@ -181,17 +182,22 @@ class Decoded:
         )
         session = LinkSession(
             service=self._service,
-            engine=self._engine,
             host=parts.host,
-            device=parts.device,
+            pool=LinkPool(
+                service=self._service,
+                engine=self._engine,
+                host=parts.host,
+                device=parts.device,
+                peer_device=hello.device,
+                access=access,
+                turns=parts.turns,
+            ),
             socket=visitor.socket,
             hello=hello,
             pid=credentials.pid,
             intake=parts.desk.new_intake(
                 block_size=parts.host.layout.block_size, is_direct=access.way == "direct"
             ),
-            access=access,
-            turns=parts.turns,
             handler=parts.desk,
             loop=self._loop,
         )
