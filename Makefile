@@ -71,13 +71,17 @@ types: dev ## Types: mypy --strict
 layers: dev ## Floors of the house: import-linter
 	$(BIN)/lint-imports
 
+# A worker a core, and a file at a time; torch's own threads would only wait for one another.
+UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile
+
 unit: dev ## Unit and property tests, the ones without daemons
-	$(BIN)/pytest -q tests/unit tests/property
+	$(UNIT) tests/unit tests/property
 
 check: lint types layers unit ## The quick part of `test`
 
 test: lint types layers ## Everything that needs no GPU; what CI runs
-	$(BIN)/pytest -q -m "not gpu"
+	$(UNIT) -m "not gpu" tests/unit tests/property tests/benchmarks
+	$(BIN)/pytest -q -m "not gpu" tests/integration tests/kubernetes tests/systemd
 
 test-systemd: dev ## The service under a real systemd, the pod in namespaces; needs root
 	$(BIN)/pytest -q -m systemd tests/systemd tests/kubernetes
