@@ -32,7 +32,7 @@ class BlockState(enum.Enum):
     CACHED = "cached"
     """Holds a prefix that a later prompt may share; may be evicted."""
     ACTIVE = "active"
-    """A running request's, read and written by this daemon alone."""
+    """Running requests': this daemon alone reads it, and writes it while one of them has it."""
     LEASED = "leased"
     """The peer may read it."""
     QUARANTINED = "quarantined"
@@ -50,7 +50,10 @@ LEGAL_MOVES: Mapping[BlockState, frozenset[BlockState]] = MappingProxyType(
         BlockState.LEASED: frozenset(
             {BlockState.ACTIVE, BlockState.QUARANTINED, BlockState.CACHED, BlockState.FREE}
         ),
-        BlockState.QUARANTINED: frozenset({BlockState.CACHED, BlockState.FREE}),
+        # Back to another hold's ACTIVE or LEASED where that shares the block.
+        BlockState.QUARANTINED: frozenset(
+            {BlockState.ACTIVE, BlockState.LEASED, BlockState.CACHED, BlockState.FREE}
+        ),
     }
 )
 """Where a block may go from each state by `move` and `free`."""

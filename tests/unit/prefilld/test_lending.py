@@ -15,10 +15,11 @@ from prefilld.metrics import PrefillMetrics
 from prefilld.request import Request
 from shared.kv.allocator import BlockState
 from shared.kv.control_page import ControlPage
+from shared.kv.holds import BlockHolds
 from shared.kv.leases import LeaseTable
 from shared.logs import get_logger
 from shared.metrics import Metrics
-from tests.unit.prefilld.recorders import FencedAllocator, new_request
+from tests.unit.prefilld.recorders import BLOCK_SIZE, FencedAllocator, new_request
 
 NUM_SLOTS = 2
 NOBODY = cast("Client", SimpleNamespace())  # lending never looks at a request's connection
@@ -49,18 +50,19 @@ class World:
     def __init__(self) -> None:
         self.page = ControlPage.create(NUM_SLOTS)
         self.allocator = FencedAllocator(12, self.page)
+        self.holds = BlockHolds(self.allocator, block_size=BLOCK_SIZE)
         self.listener = Listener()
         self.metrics = Metrics()
         self.lending = Lending(
             leases=LeaseTable(NUM_SLOTS),
-            allocator=self.allocator,
+            holds=self.holds,
             control_page=self.page,
             log=get_logger(),
             metrics=PrefillMetrics(self.metrics),
             listener=self.listener,
         )
         self.request = new_request(NOBODY)
-        self.request.blocks = self.allocator.allocate(3)
+        self.request.hold = self.holds.take(self.request.num_tokens)
 
     def states(self) -> set[BlockState]:
         return {self.allocator.state(block) for block in self.request.blocks}
@@ -77,7 +79,7 @@ def world() -> Iterator[World]:
     with capture_logs():
         world = World()
         yield world
-    world.allocator.check_integrity()
+    world.holds.check_integrity()
     world.page.close()
 
 
