@@ -39,6 +39,7 @@ def test_an_end_tells_where_the_time_went_on_both_sides() -> None:
         prefill=8,
         decode=20,
         total=30,
+        first_token_ns=20 * MS,
         handoff=wire.HandoffTimings(ready=1, adopted=2, copy_start=3, copy_done=5, first_step=10),
     )
 
