@@ -27,9 +27,7 @@ def test_an_end_tells_where_the_time_went() -> None:
     end = validate(end_of(request, "stop", 19 * MS))
     assert end.reason == "stop"
     assert end.usage == Usage(prompt_tokens=10, cached_tokens=0, completion_tokens=1)
-    assert end.timings_ms == Timings(
-        queue=2, prefill=3, decode=4, total=9, first_token_ns=15 * MS
-    )
+    assert end.timings_ms == Timings(queue=2, prefill=3, decode=4, total=9, first_token_ns=15 * MS)
 
 
 def test_stages_that_were_not_reached_take_no_time() -> None:

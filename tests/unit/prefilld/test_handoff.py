@@ -130,7 +130,7 @@ def test_a_handoff_carries_the_request_and_its_connection(world: World) -> None:
         assert isinstance(message, wire.Handoff)
         validate(message)
         assert message.request.id == "r1"
-        assert message.blocks == request.blocks
+        assert message.blocks == list(request.blocks)
         ((fd,),) = world.link.fds
         with socket.socket(fileno=fd) as connection:
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
@@ -530,7 +530,7 @@ def test_a_running_prefill_goes_on_when_the_link_is_lost(world: World) -> None:
         world.desk.announce(request)
         (message,) = world.link.sent
         assert isinstance(message, wire.Chunk)
-        assert (message.first, message.blocks) == (0, request.blocks[:3])
+        assert (message.first, message.blocks) == (0, list(request.blocks[:3]))
 
     play(scene())
 

@@ -352,7 +352,7 @@ def test_adopted_blocks_are_quarantined_while_a_lost_peer_lives(
             world.prepare = lambda decoded: decoded.held.append(lease_id)
             first.socket.close()
             await until(lambda: len(world.decodeds) == 2 and world.link.is_open)
-            assert world.allocator.counts().quarantined == 3
+            assert world.allocator.counts().quarantined == 1
             world.decoded.socket.send(wire.Release(epoch=EPOCH, lease=lease_id, credits=credits()))
             await until(lambda: world.allocator.counts().quarantined == 0)
             assert world.allocator.counts().free == world.allocator.num_blocks - 1

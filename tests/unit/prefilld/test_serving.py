@@ -13,7 +13,6 @@ from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
-from shared.kv.allocator import BlockState
 from shared.kv.holds import Hold
 from tests.unit.prefilld.world import User, World
 from tests.unit.shared.daemon.kit import turns, until
@@ -431,7 +430,7 @@ def test_blocks_of_a_withdrawn_lease_stay_lent_until_decoded_releases_them(play:
         assert request.state is RequestState.SENT
         world.desk.lending.on_reject(request.lease_id or 0, "invalid-message", "no")
         await user.error()
-        assert {world.allocator.state(block) for block in request.blocks} == {BlockState.FREE}
+        assert is_all_back(world)
 
     play(scene, prefilld__token_budget=16)
 
