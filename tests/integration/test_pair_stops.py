@@ -140,8 +140,8 @@ def stop_in_mid_copy(pair: Pair) -> WatchedStreams:
 
 
 def overwrite_free_blocks(pair: Pair) -> None:
-    """Give every free block of prefilld's pool to some other request, which fills it."""
-    num_tokens = pool(pair, "free") * BLOCK_SIZE
+    """Give every block of prefilld's pool that nobody has to another request, which fills it."""
+    num_tokens = (pool(pair, "free") + pool(pair, "cached")) * BLOCK_SIZE
     share = num_tokens // 4
     fillers = [Ask(prompt=prompt_of(share, 200 + n), max_tokens=1) for n in range(4)]
     with WatchedStreams(pair.socket, fillers) as streams:  # prefilld answers them by itself
