@@ -446,6 +446,8 @@ def test_the_first_token_s_probability_goes_where_the_token_goes(
         world.open_link()
         user = world.ask(generate(stream=stream, logprobs=2))
         await until(lambda: world.link.handed_over)
+        if stream:
+            await user.until_received(wire.Tokens)
         (handoff,) = world.link.sent
         assert isinstance(handoff, wire.Handoff)
         held = handoff.request.held_logprobs
