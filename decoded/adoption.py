@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from decoded.in_place import InPlaceReadings, Reading
 from decoded.intake import Intake
 from decoded.lease_effects import (
     BlockCopy,
@@ -66,6 +67,8 @@ class AdoptionDesk:
         """The link of each sequence whose blocks are not all pulled."""
         self._unconfirmed: dict[Sequence, LinkSession] = {}
         """The link of each sequence whose ADOPT the kernel has not accepted whole."""
+        self._in_place = InPlaceReadings(allocate=scheduler.allocate, free=scheduler.free)
+        scheduler.on_left = self._left
 
     # --- links -------------------------------------------------------------------------------
 
@@ -75,13 +78,18 @@ class AdoptionDesk:
         return tuple(self._sessions)
 
     @property
+    def is_handover_due(self) -> bool:
+        """Whether blocks were announced whose HANDOFF has not come yet, or is being carried out."""
+        return any(session.is_open and session.intake.is_expecting for session in self._sessions)
+
+    @property
     def has_reservations(self) -> bool:
         """Whether some living link holds a lease."""
         return any(session.is_open and not session.intake.is_empty for session in self._sessions)
 
-    def new_intake(self) -> Intake[Sequence]:
+    def new_intake(self, *, block_size: int, is_direct: bool) -> Intake[Sequence]:
         """Return the book of leases for a new link."""
-        return Intake(reserve=self._scheduler.reserve)
+        return Intake(reserve=self._scheduler.reserve, block_size=block_size, is_direct=is_direct)
 
     def add_session(self, session: LinkSession) -> None:
         """Serve what comes over a link."""
@@ -93,7 +101,7 @@ class AdoptionDesk:
             lease_id
             for session in self._sessions
             if session.epoch == epoch
-            for lease_id in session.intake.held
+            for lease_id in (*session.intake.held, *self._in_place.held(session))
         ]
 
     def credits(self, session: LinkSession) -> wire.Credits:
@@ -115,8 +123,15 @@ class AdoptionDesk:
         """Look after the links: is the peer there, and is a lost one's mapping still needed?"""
         for session in self.sessions:
             session.tick()
-            if session.close_mapping():
+            if session.has_moved_long:
+                for sequence in self._in_place.unmoved(session):
+                    self._book.fail(sequence, "prefill-lost", "prefilld died, and time ran out")
+            if not self._in_place.is_reading(session) and session.close_mapping():
                 self._sessions.remove(session)
+
+    def may_read_in_place(self, session: LinkSession) -> bool:
+        """Whether no other link's pool is mapped: engines read one pool in place at a time."""
+        return not any(other.is_mapped for other in self._sessions if other is not session)
 
     # --- what comes over them ----------------------------------------------------------------
 
@@ -168,6 +183,7 @@ class AdoptionDesk:
                 blocks=message.blocks,
                 total=message.total_blocks,
                 request=sequence,
+                num_tokens=message.num_tokens,
             )
         self.carry_out(session, effects)
 
@@ -188,6 +204,34 @@ class AdoptionDesk:
                 del self._unconfirmed[sequence]
                 sequence.stream.abandon()
                 self._book.client_gone(sequence)
+        self._move(session)
+
+    # --- what is read in place ---------------------------------------------------------------
+
+    def _move(self, session: LinkSession) -> None:
+        """Move off a pool whose owner is gone, so that its memory comes free."""
+        for sequence in self._in_place.move(session):
+            self._book.fail(sequence, "prefill-lost", "prefilld died, and no room to move is left")
+        self._on_work()
+
+    def is_valid(self, sequence: Sequence) -> bool:
+        """Whether what a step has read for a sequence was its own prompt."""
+        return self._in_place.is_valid(sequence)
+
+    def stepped(self, batch: Iterable[Sequence]) -> None:
+        """A step was collected."""
+        for sequence in batch:
+            self._release(self._in_place.stepped(sequence))
+
+    def _left(self, sequence: Sequence) -> None:
+        self._release(self._in_place.left(sequence))
+
+    def _release(self, reading: Reading | None) -> None:
+        """Give back a lease under which nothing is read any more."""
+        if reading is not None and reading.session.is_open:
+            session, lease_id = reading.session, reading.lease_id
+            credits = self.credits(session)
+            session.send(wire.Release(epoch=session.epoch, lease=lease_id, credits=credits))
 
     # --- copies ------------------------------------------------------------------------------
 
@@ -201,7 +245,7 @@ class AdoptionDesk:
                     chosen.append((session, copy))
                 else:
                     self.carry_out(session, session.intake.copied(copy, is_valid=False))
-        return chosen
+        return [*chosen, *self._in_place.next_copies(max_blocks)]
 
     def copied(self, done: CopyDone) -> None:
         """Believe a complete copy, if its lease still stands now."""
@@ -216,6 +260,10 @@ class AdoptionDesk:
             start_ns=done.start_ns,
             done_ns=done.done_ns,
         )
+        if self._in_place.has_copy(session, copy):
+            self._release(self._in_place.copied(session, copy, is_valid=is_valid))
+            self._on_work()
+            return
         effects = session.intake.copied(
             copy, is_valid=is_valid, start_ns=done.start_ns, done_ns=done.done_ns
         )
@@ -297,8 +345,19 @@ class AdoptionDesk:
 
     def _start(self, effect: Pulled[Sequence]) -> None:
         sequence = effect.request
-        self._came_over.pop(sequence, None)
-        sequence.blocks = effect.blocks
+        session = self._came_over.pop(sequence, None)
+        sequence.settle(effect.blocks, effect.in_place)
+        if effect.in_place and session is not None:
+            reading = Reading(
+                session=session,
+                lease_id=sequence.lease_id,
+                slot=sequence.slot,
+                generation=sequence.generation,
+                blocks=effect.in_place,
+            )
+            self._in_place.add(sequence, reading)
+            if session.is_lost:  # while its partly filled block was copied
+                self._move(session)
         sequence.times.copy_start_ns = effect.copy_start_ns
         sequence.times.copy_done_ns = effect.copy_done_ns
         self._scheduler.start(sequence)

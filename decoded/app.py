@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from decoded.access import choose_access
 from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
 from decoded.decode_engine import make_decode_engine
@@ -34,6 +35,7 @@ from shared.service.frame import DaemonState, Service
 if TYPE_CHECKING:
     import socket
 
+    from decoded.turns import Turns
     from protocol.listener import Listener
 
 SWEEP_S = 0.1
@@ -65,6 +67,7 @@ class _Parts:
 
     host: ModelHost
     device: Device
+    turns: Turns
     allocator: BlockAllocator
     scheduler: Scheduler[Sequence]
     book: SequenceBook
@@ -187,6 +190,7 @@ class Decoded:
         self._parts = _Parts(
             host=host,
             device=device,
+            turns=computing.turns,
             allocator=allocator,
             scheduler=scheduler,
             book=book,
@@ -271,6 +275,9 @@ class Decoded:
             )
             visitor.finish(refusal)
             return
+        access = choose_access(
+            self._service.config.pool.access, ours=parts.device.name, theirs=hello.device
+        )
         session = LinkSession(
             service=self._service,
             engine=self._engine,
@@ -279,7 +286,11 @@ class Decoded:
             socket=visitor.socket,
             hello=hello,
             pid=credentials.pid,
-            intake=parts.desk.new_intake(),
+            intake=parts.desk.new_intake(
+                block_size=parts.host.layout.block_size, is_direct=access.way == "direct"
+            ),
+            access=access,
+            turns=parts.turns,
             handler=parts.desk,
             loop=self._loop,
         )

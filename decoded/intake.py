@@ -12,6 +12,10 @@ runs.
       │           └──link lost──► (dropped once no copy runs)
       └─ no room ─► DECLINED ──HANDOFF──► ADOPTED, or REJECT where there still is no room
 
+With direct access there is no CHUNK to follow (NOCHUNK answers one), whole blocks stay where they
+are, and only the one that is partly filled is copied: `Pulled` says what is read in place, and the
+lease lasts on in `in_place.py`.
+
 Methods change this table and return effects; the caller carries them out in order.  Every lease
 that prefilld told us of is answered by exactly one RELEASE (a REJECT implies it), except over a
 lost link, where prefilld has revoked everything by itself.  Messages about unknown leases are
@@ -69,6 +73,8 @@ class HeldLease(Generic[R]):
     is_copying: bool = False
     copy_start_ns: int = 0
     copy_done_ns: int = 0
+    in_place: list[int] = field(default_factory=list)
+    """Blocks at the beginning of the prompt that are not copied."""
     request: R | None = None
     rejection: SendReject[R] | None = None
     """What ends the lease in place of RELEASE, where its HANDOFF cannot be adopted."""
@@ -79,10 +85,18 @@ class Intake(Generic[R]):
 
     Args:
         reserve: Takes a number of blocks and a place in the batch, or returns None.
+        block_size: Tokens in a block.
+        is_direct: Whether whole blocks are read in place.
     """
 
-    def __init__(self, *, reserve: Callable[[int], list[int] | None]) -> None:
-        self._reserve = reserve
+    def __init__(
+        self,
+        *,
+        reserve: Callable[[int], list[int] | None],
+        block_size: int = 16,
+        is_direct: bool = False,
+    ) -> None:
+        self._reserve, self._block_size, self._is_direct = reserve, block_size, is_direct
         self._leases: dict[int, HeldLease[R]] = {}
         self._is_link_lost = False
         self.seen = 0
@@ -92,6 +106,14 @@ class Intake(Generic[R]):
     def is_empty(self) -> bool:
         """Whether no lease is left, so that no block of the mapping will be read again."""
         return not self._leases
+
+    @property
+    def is_expecting(self) -> bool:
+        """Whether a lease is on its way from its first blocks to a started sequence."""
+        return any(
+            lease.state in (LeaseState.RESERVED, LeaseState.ADOPTED)
+            for lease in self._leases.values()
+        )
 
     @property
     def held(self) -> list[int]:
@@ -126,7 +148,7 @@ class Intake(Generic[R]):
         lease = self._leases.get(lease_id)
         if lease is None:
             self.seen += 1
-            targets = self._reserve(total)
+            targets = None if self._is_direct else self._reserve(total)
             state = LeaseState.DECLINED if targets is None else LeaseState.RESERVED
             lease = HeldLease(
                 lease_id=lease_id,
@@ -156,12 +178,17 @@ class Intake(Generic[R]):
         blocks: list[int],
         total: int,
         request: R,
+        num_tokens: int = 0,
     ) -> list[Effect[R]]:
         """Adopt a request, reserving `total` blocks unless CHUNKs did so before.
 
-        `blocks` is the whole prompt's block table; what CHUNKs named is its beginning.
+        `blocks` is the whole prompt's block table; what CHUNKs named is its beginning.  Of its
+        `num_tokens` tokens, those in whole blocks are read in place where access is direct.
         """
         self.seen += 1
+        num_in_place = num_tokens // self._block_size if self._is_direct else 0
+        in_place, blocks = blocks[:num_in_place], blocks[num_in_place:]
+        total -= num_in_place
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is LeaseState.DECLINED:
             targets = self._reserve(total)
@@ -183,7 +210,7 @@ class Intake(Generic[R]):
             return self.reject(
                 lease_id, "invalid-message", "HANDOFF contradicts what CHUNKs named", request
             )
-        lease.sources = list(blocks)
+        lease.sources, lease.in_place = list(blocks), in_place
         # The first token was read back behind all of them, so they are written.
         lease.events.clear()
         lease.state = LeaseState.ADOPTED
@@ -288,8 +315,14 @@ class Intake(Generic[R]):
             return []
         assert lease.request is not None
         del self._leases[lease.lease_id]
-        pulled = Pulled(lease.request, lease.targets, lease.copy_start_ns, lease.copy_done_ns)
-        return [*self._release(lease), pulled]
+        pulled = Pulled(
+            lease.request,
+            lease.targets,
+            lease.copy_start_ns,
+            lease.copy_done_ns,
+            in_place=lease.in_place,
+        )
+        return [pulled] if lease.in_place else [*self._release(lease), pulled]
 
     def _decline(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """Revoked before it was handed off: keep the lease, without blocks, for its ABORT."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 R = TypeVar("R")
@@ -64,13 +64,16 @@ class Unreserve:
 
 @dataclass(frozen=True, slots=True)
 class Pulled(Generic[R]):
-    """All of the prompt is in `blocks`: start the sequence."""
+    """All of the prompt can be read: start the sequence."""
 
     request: R
     blocks: list[int]
+    """Our own, for the rest of the sequence where its beginning is read in place."""
     copy_start_ns: int = 0
     copy_done_ns: int = 0
     """When the first copy began and the last one ended, as `copied` was told."""
+    in_place: list[int] = field(default_factory=list)
+    """The peer's blocks that hold the beginning, and that the lease lasts for."""
 
 
 @dataclass(frozen=True, slots=True)

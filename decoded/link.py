@@ -7,11 +7,13 @@ of an old one are still being read; each session has its own mapping and its own
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from decoded.admittance import check_chunk, check_handoff
+from decoded.in_place import MOVE_S
 from decoded.mapping import PeerPool, map_pool
 from decoded.refusals import contradiction
 from protocol import messages as wire
@@ -22,18 +24,23 @@ from shared.daemon.keepalive import Keepalive, Verdict
 from shared.daemon.peer_watch import PeerWatch
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
+    from decoded.access import Access
     from decoded.intake import Intake
     from decoded.link_handler import LinkHandler
     from decoded.sequence import Sequence
+    from decoded.turns import Turns
     from protocol.closing import CloseReason
     from protocol.sockets import MessageSocket
     from shared.daemon.devices import Device
     from shared.daemon.model_host import ModelHost
     from shared.engine.thread import EngineThread
     from shared.service.frame import Service
+
+
+UNMAP_POLL_S = 0.01
+"""Pause between two looks whether an earlier link's pool is still read in place."""
 
 
 class LinkSession:
@@ -44,6 +51,8 @@ class LinkSession:
         hello: That message.
         pid: The process at the other end, as seen from here.
         intake: This link's book of leases.
+        access: How the pool's blocks are used.
+        turns: The engine, which reads the pool where access is direct.
     """
 
     def __init__(
@@ -57,13 +66,15 @@ class LinkSession:
         hello: wire.Hello,
         pid: int,
         intake: Intake[Sequence],
+        access: Access,
+        turns: Turns,
         handler: LinkHandler,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._service, self._engine = service, engine
         self._host, self._device, self._peer_device = host, device, hello.device
         self._socket, self._handler = socket, handler
-        self.intake = intake
+        self.intake, self._access, self._turns = intake, access, turns
         self.epoch = hello.epoch
         self.pid = pid
         self._watch = PeerWatch(pid=pid, start_time=hello.instance.start_time, loop=loop)
@@ -78,6 +89,9 @@ class LinkSession:
         self._rtt_us: float | None = None
         self._told: wire.Credits | None = None
         self._is_mapping = False
+        self._is_unmapping = False
+        self._lost_s: float | None = None
+        self._is_unmapped = False
         self._is_parting = False
         """One side said BYE: the end of the link is no fault."""
 
@@ -104,7 +118,8 @@ class LinkSession:
         return {
             "state": self._state,
             "peer_pid": self.pid,
-            "access": "pull",
+            "access": self._access.way,
+            "access_because": self._access.because,
             "bandwidth_gb_s": None if pool is None else round(pool.bandwidth_gb_s, 3),
             "rtt_us": self._rtt_us,
         }
@@ -115,11 +130,39 @@ class LinkSession:
         assert self._peer_pool is not None, "a lease came before the pool was mapped"
         return self._peer_pool
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether prefilld's pool is mapped for this link."""
+        return self._peer_pool is not None and not self._is_unmapped
+
+    @property
+    def has_moved_long(self) -> bool:
+        """Whether what is still read in place must end for the sake of prefilld's successor."""
+        return self._lost_s is not None and self._now_s() - self._lost_s >= MOVE_S
+
     def close_mapping(self) -> bool:
-        """Unmap the pool once nothing can be read from it any more; True when that is done."""
-        if not self.is_lost or self._is_mapping or not self.intake.is_empty:
-            return False
-        return self._peer_pool is None or self._peer_pool.close()
+        """Unmap the pool once no copy can read it; True when that is done.
+
+        To be called again until then.  The caller knows of no other reader.
+        """
+        is_read = not self.is_lost or self._is_mapping or not self.intake.is_empty
+        is_over = self._is_unmapped or self._is_unmapping or self._engine.is_stopped
+        if not (is_over or is_read):
+            if self._peer_pool is None:
+                self._is_unmapped = True
+            else:
+                self._is_unmapping = True
+                self._service.spawn(self._unmap(self._peer_pool), name="unmap")
+        return self._is_unmapped
+
+    async def _unmap(self, pool: PeerPool) -> None:
+        """Unmap on the engine thread, behind whatever it is doing."""
+        try:
+            if self._access.way == "direct":
+                await self._engine.run(self._turns.set_peer, None)
+            self._is_unmapped = await self._engine.run(pool.close)
+        finally:
+            self._is_unmapping = False
 
     # --- life --------------------------------------------------------------------------------
 
@@ -128,7 +171,7 @@ class LinkSession:
         self._socket.send(
             wire.Welcome(
                 instance=instance,
-                access="pull",
+                access=self._access.way,
                 held=held,
                 pool_blocks=pool_blocks,
                 credits=self._credits(),
@@ -216,6 +259,7 @@ class LinkSession:
         """The connection ended, and its queue was read to the end."""
         was_open = self.is_open
         self._state, self._rtt_us = "lost", None
+        self._lost_s = self._now_s()
         if was_open and self._is_parting:
             self._service.log.info("link.closed", num_held=len(self.intake.held))
         elif was_open:
@@ -274,6 +318,11 @@ class LinkSession:
             self.refuse(pool)
             return
         self._peer_pool = pool
+        if self._access.way == "direct":
+            # Bounded by the hand-shake's deadline, which ends the state.
+            while not self._handler.may_read_in_place(self) and self._state == "mapping":  # noqa: ASYNC110
+                await asyncio.sleep(UNMAP_POLL_S)
+            await self._engine.run(self._turns.set_peer, pool.kv)
         if self._state != "mapping":
             return  # the link ended meanwhile
         self._state = "open"
@@ -287,7 +336,10 @@ class LinkSession:
         if self._service.draining.is_set():
             self.send(wire.Drain())
         self._service.log.info(
-            "link.opened", peer_pid=self.pid, bandwidth_gb_s=round(pool.bandwidth_gb_s, 3)
+            "link.opened",
+            peer_pid=self.pid,
+            access=self._access.way,
+            bandwidth_gb_s=round(pool.bandwidth_gb_s, 3),
         )
 
     def _credits(self) -> wire.Credits:

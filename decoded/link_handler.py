@@ -26,5 +26,8 @@ class LinkHandler(Protocol):
     def on_lost(self, session: LinkSession) -> None:
         """The connection ended; its queue was read to the end."""
 
+    def may_read_in_place(self, session: LinkSession) -> bool:
+        """Whether no other link's pool is mapped: engines read one pool in place at a time."""
+
     def credits(self, session: LinkSession) -> wire.Credits:
         """Return what can still be taken."""

@@ -68,7 +68,11 @@ class PeerPool:
 
     def is_valid(self, copy: BlockCopy) -> bool:
         """Whether prefilld has not taken the lease of this copy back."""
-        return self._page.read(copy.slot) == copy.generation
+        return self.stands(copy.slot, copy.generation)
+
+    def stands(self, slot: int, generation: int) -> bool:
+        """Whether prefilld has not taken back the lease of that generation."""
+        return self._page.read(slot) == generation
 
     def is_written(self, event: int | None) -> bool:
         """Whether what a CHUNK with this event named is written.

@@ -123,10 +123,12 @@ class DecodeMetrics:
         times = sequence.times
         waited_ns = times.first_step_ns - sequence.state.first_token_ns
         self.second_token_seconds.observe(max(0, waited_ns) / NS_PER_S)
+        reached_ns = times.sent_ns
         edges_ns = (
-            times.sent_ns, times.adopted_ns, times.copy_start_ns, times.copy_done_ns,
-            times.first_step_ns,
+            times.adopted_ns, times.copy_start_ns, times.copy_done_ns, times.first_step_ns
         )  # fmt: skip
-        for stage, begin_ns, end_ns in zip(self._stages, edges_ns, edges_ns[1:], strict=False):
-            # A copy may have begun, or even ended, while prefill still ran: that is 0.
-            stage.observe(max(0, end_ns - begin_ns) / NS_PER_S)
+        for stage, edge_ns in zip(self._stages, edges_ns, strict=True):
+            # A copy may have begun, or even ended, while prefill still ran, and blocks that are
+            # read in place are not copied at all: what took no time of its own counts as 0.
+            stage.observe(max(0, edge_ns - reached_ns) / NS_PER_S)
+            reached_ns = max(reached_ns, edge_ns)

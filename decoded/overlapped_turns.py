@@ -22,7 +22,9 @@ from shared.clock import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shared.engine.block_puller import BlockPuller, PendingCopy
+    from torch import Tensor
+
+    from shared.engine.block_puller import BlockPuller, PreparedCopy
     from shared.engine.decoding import Decoder, DecodeStep
 
 POLL_S = 20e-6
@@ -34,9 +36,9 @@ class _Copy:
     job: CopyJob
     deadline_ns: int
     """Until when the blocks must be written."""
+    prepared: PreparedCopy
     start_ns: int = 0
-    pending: PendingCopy | None = None
-    """Once it was launched."""
+    """When it was launched; 0 before."""
 
 
 class OverlappedTurns:
@@ -68,6 +70,10 @@ class OverlappedTurns:
     def submit(self, job: CopyJob) -> None:
         """See `Turns.submit`."""
         self._submitted.append(job)
+
+    def set_peer(self, kv: Tensor | None) -> None:
+        """See `Turns.set_peer`."""
+        self._decoder.set_peer(kv)
 
     def interrupt(self) -> None:
         """See `Turns.interrupt`."""
@@ -116,21 +122,28 @@ class OverlappedTurns:
         now_ns = time.monotonic_ns()
         while self._submitted:
             job = self._submitted.popleft()
-            self._copies.append(_Copy(job=job, deadline_ns=now_ns + self._event_timeout_ns))
+            blocks = job.copy
+            self._copies.append(
+                _Copy(
+                    job=job,
+                    deadline_ns=now_ns + self._event_timeout_ns,
+                    prepared=self._puller.prepare(
+                        job.session.peer_pool.kv, blocks.sources, blocks.targets
+                    ),
+                )
+            )
         over: list[CopyDone] = []
         left: list[_Copy] = []
         for copy in self._copies:
-            if copy.pending is None:
+            if not copy.start_ns:
                 self._try_start(copy, now_ns)
-            if copy.pending is None:
-                is_over = self._is_hopeless(copy, now_ns)
-            else:
-                is_over = copy.pending.is_done()
+            has_begun = copy.start_ns > 0
+            is_over = copy.prepared.is_done() if has_begun else self._is_hopeless(copy, now_ns)
             if is_over:
                 over.append(
                     CopyDone(
                         job=copy.job,
-                        is_complete=copy.pending is not None,
+                        is_complete=copy.start_ns > 0,
                         start_ns=copy.start_ns or now_ns,
                         done_ns=time.monotonic_ns(),
                     )
@@ -145,12 +158,7 @@ class OverlappedTurns:
         if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
             return
         copy.start_ns = now_ns
-        copy.pending = self._puller.start(
-            pool.kv,
-            blocks.sources,
-            blocks.targets,
-            is_busy=self._decoder.num_in_flight > 0,
-        )
+        copy.prepared.start(is_busy=self._decoder.num_in_flight > 0)
 
     def _is_hopeless(self, copy: _Copy, now_ns: int) -> bool:
         """Whether a copy will never start: its writer is gone or stuck, or took the blocks back."""

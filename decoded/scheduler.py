@@ -11,6 +11,7 @@ that write its blocks are in flight; those blocks are free when the last of thes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -56,6 +57,8 @@ class Scheduler(Generic[S]):
         self._max_batch = max_batch
         self._num_reserved = 0
         self._running: list[S] = []
+        self.on_left: Callable[[S], None] = _ignore
+        """Called when a finished sequence's blocks are free: no step reads or writes for it."""
         self._leaving: list[S] = []
         """Finished sequences that steps in flight still write."""
 
@@ -101,7 +104,7 @@ class Scheduler(Generic[S]):
         if sequence.num_in_flight:
             self._leaving.append(sequence)
         else:
-            self._allocator.free(sequence.blocks)
+            self._leave(sequence)
 
     def next_batch(self) -> list[S]:
         """Return the sequences of the next step, oldest first."""
@@ -118,4 +121,22 @@ class Scheduler(Generic[S]):
             sequence.num_in_flight -= 1
             if not sequence.num_in_flight and sequence in self._leaving:
                 self._leaving.remove(sequence)
-                self._allocator.free(sequence.blocks)
+                self._leave(sequence)
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Take blocks for a sequence that runs already, or none where they lack."""
+        if self._allocator.counts().free < num_blocks:
+            return None
+        return self._allocator.allocate(num_blocks)
+
+    def free(self, blocks: list[int]) -> None:
+        """Give back what `allocate` took and no sequence has."""
+        self._allocator.free(blocks)
+
+    def _leave(self, sequence: S) -> None:
+        self._allocator.free(sequence.blocks)
+        self.on_left(sequence)
+
+
+def _ignore(_: object) -> None:
+    pass

@@ -43,12 +43,18 @@ class Sequence:
     sampling: SamplingParams
     times: HandoffTimes
     lease_id: int
+    slot: int = 0
+    generation: int = 0
+    """Of the lease: as long as the slot holds it, what is read in place is the prompt."""
     history: TokenHistory | None = None
     """What sampling depends on beside the logits, where it does."""
     held_logprobs: deque[TokenLogprob] = field(default_factory=deque)
     """Of the ids that have not left to the client, where the request asked."""
     blocks: list[int] = field(default_factory=list)
     """Of decoded's own pool, prompt first; empty until they are pulled."""
+    block_table: list[int] = field(default_factory=list)
+    """What it reads and writes, in order: blocks of the peer's pool that are read in place, as
+    `~block`, then `blocks`.  Replaced, never changed: engines tell tables apart by identity."""
     new_ids: list[int] = field(default_factory=list)
     """Sampled here, beside what `state.ids` brought."""
     num_in_flight: int = 0
@@ -87,6 +93,8 @@ class Sequence:
             sampling=sampling,
             times=times,
             lease_id=handoff.lease,
+            slot=handoff.slot,
+            generation=handoff.generation,
             history=TokenHistory.needed_for(
                 sampling,
                 num_logprobs=state.logprobs,
@@ -114,10 +122,19 @@ class Sequence:
             key=self,
             token_id=None if self.num_in_flight else last_id,
             position=self.num_tokens + len(self.new_ids) + self.num_in_flight,
-            block_table=self.blocks,
+            block_table=self.block_table,
             sampling=self.sampling,
             history=self.history,
         )
+
+    def settle(self, blocks: list[int], in_place: list[int]) -> None:
+        """Take our own blocks, behind those of the peer's pool that are read in place."""
+        self.blocks = blocks
+        self.block_table = [*(~block for block in in_place), *blocks]
+
+    def move_in(self, blocks: list[int]) -> None:
+        """Read from now on from blocks of our own what was read in place."""
+        self.settle([*blocks, *self.blocks], [])
 
     def push(self, token_id: int) -> Piece:
         """Take the token that a step sampled."""

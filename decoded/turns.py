@@ -73,6 +73,12 @@ class Turns(Protocol):
     def submit(self, job: CopyJob) -> None:
         """Have blocks copied; `take` reports it."""
 
+    def set_peer(self, kv: Tensor | None) -> None:
+        """Read blocks of a peer's pool in place, or of none any more; on the engine thread.
+
+        With None, no step that reads one is in flight.
+        """
+
     def interrupt(self) -> None:
         """Let a turn that waits for copies alone come back: there is something to launch."""
 
@@ -110,6 +116,10 @@ class EagerTurns:
     def submit(self, job: CopyJob) -> None:
         """See `Turns.submit`."""
         self._jobs.append(job)
+
+    def set_peer(self, kv: Tensor | None) -> None:
+        """See `Turns.set_peer`."""
+        self._decoder.set_peer(kv)
 
     def interrupt(self) -> None:
         """See `Turns.interrupt`; these turns never wait."""

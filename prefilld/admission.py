@@ -12,26 +12,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from prefilld.request import Prompt
-from protocol.codec import encode_message
+from prefilld.handoff_messages import largest_handoff_bytes
+from prefilld.request import Prompt, room_blocks
 from protocol.errors import RequestError
 from protocol.limits import (
     MAX_LINK_BODY_BYTES,
-    MAX_RESIDUE_BYTES,
     MAX_SEED,
     MAX_TOKEN_BITMAP_BYTES,
-    MAX_TOP_LOGPROBS,
 )
 from protocol.messages import (
     ChatMessage,
     Check,
     Checked,
     Generate,
-    Handoff,
-    RequestState,
     Resume,
     Sampling,
-    TokenLogprob,
 )
 from shared.kv.block_hashes import block_hashes
 from shared.model.errors import ChatTemplateError, PromptError, PromptTooLargeError
@@ -43,16 +38,6 @@ if TYPE_CHECKING:
     from shared.model.spec import ModelSpec
     from shared.model.tokenizer import Tokenizer
 
-LARGEST = (1 << 31) - 1
-"""Stands for any block id or token id when a HANDOFF's size is judged."""
-
-_LARGEST_LOGPROB = TokenLogprob(
-    logprob=-1.5,
-    top_ids=[LARGEST] * MAX_TOP_LOGPROBS,
-    top_logprobs=[-1.5] * MAX_TOP_LOGPROBS,
-)
-"""Stands for the first token's, the only one that may have to travel."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
@@ -63,6 +48,8 @@ class Bounds:
     decode_blocks: int
     """The same of decoded's pool."""
     max_tokens_default: int
+    is_direct: bool = False
+    """decoded reads whole blocks of prompts in place, and needs none of its own for them."""
 
 
 class Admission:
@@ -229,7 +216,8 @@ class Admission:
             )
         left = context - num_prompt
         if message.max_tokens is None:
-            fits = bounds.decode_blocks * self._layout.block_size - num_prompt
+            num_there = num_prompt % self._layout.block_size if bounds.is_direct else num_prompt
+            fits = bounds.decode_blocks * self._layout.block_size - num_there
             return max(1, min(left, bounds.max_tokens_default, fits))
         if message.max_tokens > left:
             raise RequestError(
@@ -269,7 +257,11 @@ class Admission:
     def _check_fit(self, prompt: Prompt, bounds: Bounds) -> None:
         for blocks, room, whose in (
             (prompt.num_blocks, bounds.prefill_blocks, "prefilld's pool ([pool] num_blocks)"),
-            (prompt.total_blocks, bounds.decode_blocks, "decoded's pool ([decoded] num_blocks)"),
+            (
+                room_blocks(prompt, self._layout.block_size, is_direct=bounds.is_direct),
+                bounds.decode_blocks,
+                "decoded's pool ([decoded] num_blocks)",
+            ),
         ):
             if blocks > room:
                 raise RequestError(
@@ -277,47 +269,10 @@ class Admission:
                     f"the request needs {blocks} blocks of {self._layout.block_size} tokens, "
                     f"{whose} has {room}",
                 )
-        size = _handoff_bytes(prompt)
+        size = largest_handoff_bytes(prompt)
         if size > MAX_LINK_BODY_BYTES:
             raise RequestError(
                 "too-large",
                 f"handing the request over would take {size} bytes, "
                 f"the link carries {MAX_LINK_BODY_BYTES}",
             )
-
-
-def _handoff_bytes(prompt: Prompt) -> int:
-    """Return the most bytes that this request's HANDOFF can take."""
-    request = RequestState(
-        id="i" * 64,
-        prompt_tokens=LARGEST,
-        cached_tokens=LARGEST,
-        ids=[LARGEST] * (len(prompt.resumed_ids) + 1),
-        delivered=LARGEST,
-        resumed=LARGEST,
-        max_tokens=prompt.max_tokens,
-        min_tokens=prompt.min_tokens,
-        sampling=prompt.sampling,
-        prompt_set=prompt.prompt_set,
-        logprobs=prompt.logprobs,
-        held_logprobs=[] if prompt.logprobs is None else [_LARGEST_LOGPROB],
-        stop=prompt.stop,
-        stop_ids=prompt.stop_ids,
-        stream=True,
-        arrived_ns=1 << 62,
-        started_ns=1 << 62,
-        first_token_ns=1 << 62,
-    )
-    handoff = Handoff(
-        epoch=bytes(16),
-        lease=1 << 62,
-        slot=LARGEST,
-        generation=1 << 62,
-        blocks=[LARGEST] * prompt.num_blocks,
-        num_tokens=LARGEST,
-        total_blocks=LARGEST,
-        request=request,
-        residue=bytes(MAX_RESIDUE_BYTES),
-        sent_ns=1 << 62,
-    )
-    return len(encode_message(handoff))

@@ -181,6 +181,7 @@ def _bounds(config: Config, link: PrefillLink, num_blocks: int) -> Bounds:
     """
     return Bounds(  # block 0 of either pool is reserved
         prefill_blocks=num_blocks - 1,
+        is_direct=link.is_direct,
         decode_blocks=link.peer_pool_blocks or (config.decoded.num_blocks or num_blocks) - 1,
         max_tokens_default=config.limits.max_tokens_default,
     )

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 from prefilld.credits import CreditAccount
 from prefilld.handoff_messages import chunk_message, handoff_message
 from prefilld.lending import LINK_LOST, Lending
-from prefilld.request import Request, RequestState
+from prefilld.request import Request, RequestState, room_blocks
 from protocol import messages as wire
 from shared.clock import NS_PER_S
 
@@ -97,6 +97,7 @@ class HandoffDesk:
         )
         self._owner: RequestOwner | None = None
         self._link: LinkSender | None = None
+        self._is_direct = False
         self._credits = CreditAccount()
         self._is_peer_draining = False
         self._pause_ends_ns = 0
@@ -108,14 +109,17 @@ class HandoffDesk:
 
     # --- the link ----------------------------------------------------------------------------
 
-    def link_opened(self, link: LinkSender, held: Sequence[int]) -> None:
+    def link_opened(
+        self, link: LinkSender, held: Sequence[int], *, is_direct: bool = False
+    ) -> None:
         """Start to hand over through a link that was proved.
 
         Args:
             link: Where to send.
             held: Leases of this epoch that decoded still reads; all others have ended.
+            is_direct: decoded reads whole blocks in place; there is nothing to pull ahead.
         """
-        self._link = link
+        self._link, self._is_direct = link, is_direct
         self._credits = CreditAccount()
         self._is_peer_draining = False
         self.lending.link_restored(frozenset(held))
@@ -176,7 +180,7 @@ class HandoffDesk:
         num_complete = num_tokens // self._block_size
         if event is not None and num_tokens == request.num_tokens:
             num_complete = len(request.blocks)  # nothing more will be written to the last one
-        if self._link is None or num_complete <= request.chunked_blocks:
+        if self._link is None or self._is_direct or num_complete <= request.chunked_blocks:
             return
         if request.lease_id is None:
             if self._is_peer_draining:
@@ -237,18 +241,21 @@ class HandoffDesk:
             if not request.client.is_flushed:
                 continue
             has_room = request.is_reserved or (
-                not is_room_owed and self._credits.covers(request.prompt.total_blocks)
+                not is_room_owed and self._credits.covers(self._room_for(request))
             )
             if has_room:
                 self._hand_over(request, self._link)
             else:
                 is_room_owed = True
 
+    def _room_for(self, request: Request) -> int:
+        return room_blocks(request.prompt, self._block_size, is_direct=self._is_direct)
+
     def _hand_over(self, request: Request, link: LinkSender) -> None:
         if request.is_reserved:
             self._credits.spend_reserved()
         else:
-            self._credits.spend(request.prompt.total_blocks)
+            self._credits.spend(self._room_for(request))
         lease = self.lending.lend(request)
         self.lending.handoff_sent(lease)
         self._ready.remove(request)

@@ -1,14 +1,27 @@
-"""CHUNK and HANDOFF, built from a request and its lease."""
+"""CHUNK and HANDOFF, built from a request and its lease; and how large a HANDOFF can become."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from protocol import messages as wire
+from protocol.codec import encode_message
+from protocol.limits import MAX_RESIDUE_BYTES, MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
-    from prefilld.request import Request
+    from prefilld.request import Prompt, Request
     from shared.kv.leases import Lease
+
+
+LARGEST = (1 << 31) - 1
+"""Stands for any block id or token id when a HANDOFF's size is judged."""
+
+_LARGEST_LOGPROB = wire.TokenLogprob(
+    logprob=-1.5,
+    top_ids=[LARGEST] * MAX_TOP_LOGPROBS,
+    top_logprobs=[-1.5] * MAX_TOP_LOGPROBS,
+)
+"""Stands for the first token's, the only one that may have to travel."""
 
 
 def chunk_message(
@@ -67,3 +80,40 @@ def _state_of(request: Request) -> wire.RequestState:
         started_ns=request.started_ns,
         first_token_ns=request.first_token_ns,
     )
+
+
+def largest_handoff_bytes(prompt: Prompt) -> int:
+    """Return the most bytes that this request's HANDOFF can take."""
+    request = wire.RequestState(
+        id="i" * 64,
+        prompt_tokens=LARGEST,
+        cached_tokens=LARGEST,
+        ids=[LARGEST] * (len(prompt.resumed_ids) + 1),
+        delivered=LARGEST,
+        resumed=LARGEST,
+        max_tokens=prompt.max_tokens,
+        min_tokens=prompt.min_tokens,
+        sampling=prompt.sampling,
+        prompt_set=prompt.prompt_set,
+        logprobs=prompt.logprobs,
+        held_logprobs=[] if prompt.logprobs is None else [_LARGEST_LOGPROB],
+        stop=prompt.stop,
+        stop_ids=prompt.stop_ids,
+        stream=True,
+        arrived_ns=1 << 62,
+        started_ns=1 << 62,
+        first_token_ns=1 << 62,
+    )
+    handoff = wire.Handoff(
+        epoch=bytes(16),
+        lease=1 << 62,
+        slot=LARGEST,
+        generation=1 << 62,
+        blocks=[LARGEST] * prompt.num_blocks,
+        num_tokens=LARGEST,
+        total_blocks=LARGEST,
+        request=request,
+        residue=bytes(MAX_RESIDUE_BYTES),
+        sent_ns=1 << 62,
+    )
+    return len(encode_message(handoff))

@@ -95,6 +95,11 @@ class PrefillLink:
         """Blocks of decoded's pool that sequences may have; None before decoded ever told."""
         return None if self._welcome is None else self._welcome.pool_blocks
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether decoded reads whole blocks in place; False before it ever told."""
+        return self._welcome is not None and self._welcome.access == "direct"
+
     def status(self) -> dict[str, object]:
         """Return what STATUS tells of the link."""
         welcome = self._welcome if self.is_open else None
@@ -200,7 +205,7 @@ class PrefillLink:
         )
         self._casualties.peer_found()
         link.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))  # the first round trip
-        self._desk.link_opened(link, welcome.held)
+        self._desk.link_opened(link, welcome.held, is_direct=welcome.access == "direct")
         self._take_credits(mapped.credits)
         self._on_change()
         self._desk.pump()

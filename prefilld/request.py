@@ -60,6 +60,15 @@ class Prompt:
     """Of decoded's pool, for the prompt and the longest answer."""
 
 
+def room_blocks(prompt: Prompt, block_size: int, *, is_direct: bool) -> int:
+    """Return for how many blocks of a request decoded must have room.
+
+    With direct access whole blocks of the prompt stay where they are.
+    """
+    num_tokens = len(prompt.ids) + len(prompt.resumed_ids)
+    return prompt.total_blocks - (num_tokens // block_size if is_direct else 0)
+
+
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
     """One request and its progress.  Compared by identity."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 from msgspec import Meta, field
@@ -23,6 +22,7 @@ from protocol.fields import (
     TokenId,
     TokenIds,
 )
+from protocol.plain import check_plain
 
 # --- what a request is made of -----------------------------------------------------------
 
@@ -280,25 +280,7 @@ class Status(Message, tag="status", frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raise ValueError for what is not plain, or nested too deep."""
-        _check_plain(self.status, "status", limits.MAX_STATUS_DEPTH)
-
-
-def _check_plain(value: object, path: str, depth_left: int) -> None:
-    if depth_left == 0:
-        raise ValueError(f"`{path}` is nested more than {limits.MAX_STATUS_DEPTH} deep")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"`{path}` has a key that is not a string")  # noqa: TRY004 - msgspec reports ValueErrors
-            _check_plain(inner, f"{path}.{key}", depth_left - 1)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            _check_plain(inner, f"{path}[{index}]", depth_left - 1)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"`{path}` is not finite")
-    elif value is not None and not isinstance(value, str | int):
-        raise ValueError(f"`{path}` is of type {type(value).__name__}")
+        check_plain(self.status, "status", limits.MAX_STATUS_DEPTH)
 
 
 class Metrics(Message, tag="metrics", frozen=True, kw_only=True):

@@ -16,11 +16,13 @@ VARIABLE = "_KVPAIR_COMPLETE"
 def completion(shell: str) -> None:
     """Print what completes commands, flags and values in a shell.
 
-    bash: kvpair completion bash > ~/.local/share/bash-completion/completions/kvpair
+    bash: eval "$(kvpair completion bash)", in ~/.bashrc
 
-    zsh: kvpair completion zsh > _kvpair, in a folder of your fpath
+    zsh: eval "$(kvpair completion zsh)", in ~/.zshrc
 
-    fish: kvpair completion fish > ~/.config/fish/completions/kvpair.fish
+    fish: kvpair completion fish | source, in config.fish
+
+    An administrator puts it where the shell looks for all users, and spares each shell the start.
     """
     from shared.cli.program import cli  # noqa: PLC0415  it imports this module
 

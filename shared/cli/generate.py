@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import click
 
@@ -20,6 +21,7 @@ from protocol.limits import MAX_TOP_LOGPROBS
 from protocol.messages import ChatMessage, Tokens
 from shared.cli.answer_options import AnswerFlags, answer_options
 from shared.cli.answering import Interrupt, cancelled_by_interrupt, show
+from shared.cli.generate_file import DEFAULT_CONCURRENCY, MAX_CONCURRENCY, generate_file
 from shared.cli.losses import telling_policy
 from shared.cli.received import Received
 from shared.config.paths import client_socket
@@ -42,6 +44,14 @@ MAX_PROMPT_BYTES = 64 << 20
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, at the end.")
 @click.option("--no-stream", is_flag=True, help="Print the answer at once when it is whole.")
+@click.option("--file", "file", metavar="FILE", help="Answer every line of this JSON-lines file.")
+@click.option("--output", metavar="FILE", help="With --file: where answers go; else stdout.")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, MAX_CONCURRENCY),
+    metavar="N",
+    help=f"With --file: requests at a time [{DEFAULT_CONCURRENCY}].",
+)
 @click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
 def generate(
     answer: AnswerFlags,
@@ -52,15 +62,23 @@ def generate(
     logprobs: int | None,
     as_json: bool,
     no_stream: bool,
+    file: str | None,
+    output: str | None,
+    concurrency: int | None,
     socket: str | None,
 ) -> ExitCode:
-    """Answer a prompt.
+    """Answer a prompt, or a file of them.
 
     PROMPT is the text; "-", or none where stdin is no terminal, reads it from stdin.
+
+    A line of --file is a JSON string, or an object with "prompt" and what else a request may say;
+    a run that was interrupted goes on with the lines that --output does not answer.
     """
     if raw and system is not None:
         raise UsageError("--system needs the chat template that --raw leaves out")
-    if logprobs is not None and not as_json:
+    if file is None and (output is not None or concurrency is not None):
+        raise UsageError("--output and --concurrency go with --file")
+    if logprobs is not None and not as_json and file is None:
         raise UsageError("--logprobs is told with --json only")
     options: Options = {
         **answer.options(),
@@ -68,6 +86,16 @@ def generate(
         "stream": not no_stream,
         "logprobs": logprobs,
     }
+    if file is not None:
+        if prompt is not None or system is not None or as_json or no_stream:
+            raise UsageError("--file takes prompts and messages from its lines, and writes JSON")
+        return generate_file(
+            Client(client_socket(os.environ, chosen=socket)),
+            options,
+            prompts=Path(file),
+            output=None if output is None else Path(output),
+            concurrency=concurrency or DEFAULT_CONCURRENCY,
+        )
     text = _read_prompt(prompt, keep_newline=raw)
     if not text:
         raise UsageError("the prompt is empty")

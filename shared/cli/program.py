@@ -23,7 +23,7 @@ COMMANDS: dict[str, str] = {
     "completion": "Print what completes commands, flags and values in a shell.",
     "config": "Show the configuration and where each value came from.",
     "doctor": "Look for what could stop the pair from serving.",
-    "generate": "Answer a prompt.",
+    "generate": "Answer a prompt, or a file of them.",
     "logs": "Show what both daemons logged, as one timeline.",
     "metrics": "Print both daemons' metrics in Prometheus' text format.",
     "model": "Fetch, list and describe models.",

@@ -48,8 +48,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """`[model]`: what is served."""
 
     path: Text = "smollm2-135m-instruct"
-    """A name that `kvpair model list` knows, or the path of a GGUF file or of a Hugging Face
-    directory."""
+    """A name that `kvpair model list` knows, the path of a GGUF file or of a Hugging Face
+    directory, or `random:` and the name of a shape, for measurements without a model."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of weights and KV cache.  float32 is exact, and on a CPU no slower than bfloat16; a GPU is
     several times faster with either of the others."""

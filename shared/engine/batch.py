@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from shared.engine.history import TokenHistory
     from shared.kv.layout import KVLayout
@@ -36,7 +37,8 @@ class SequenceStep:
     start_position: int
     """Position of the first of them: how many tokens of the sequence were computed before."""
     block_table: Sequence[int]
-    """The sequence's blocks in order; they may reach beyond these tokens."""
+    """The sequence's blocks in order; they may reach beyond these tokens.  Leading ones may be in
+    the peer's pool and are named `~block` then (`shared.ops.pool_pair`)."""
     sampling: SamplingParams | None
     """How to choose the token after the last of them; None when more of the prompt follows, and
     then no logits are computed."""
@@ -59,6 +61,7 @@ def build_batch(
     *,
     all_outputs: bool = False,
     window: int | None = None,
+    peer: Tensor | None = None,
 ) -> ForwardBatch:
     """Pack sequences into one batch, in their order.
 
@@ -69,6 +72,7 @@ def build_batch(
         all_outputs: Whether every token's hidden state is wanted, not just those from which a
             token is sampled.
         window: The model's sliding window, `ModelSpec.sliding_window`.
+        peer: The peer's pool, where tables name blocks of it.
 
     Raises:
         ValueError: There is no sequence, one has no tokens or a negative position, or its blocks
@@ -76,7 +80,11 @@ def build_batch(
     """
     if not steps:
         raise ValueError("a step needs at least one sequence")
-    tables = [_blocks_in_use(index, step, layout) for index, step in enumerate(steps)]
+    num_peer_blocks = 0 if peer is None else peer.shape[0]
+    in_use = [
+        _blocks_in_use(index, step, layout, num_peer_blocks) for index, step in enumerate(steps)
+    ]
+    tables = [table.blocks for table in in_use]
     starts = list(accumulate((len(step.token_ids) for step in steps), initial=0))
     packed = np.empty((3, starts.pop()), dtype=np.int64)
     for step, table, start in zip(steps, tables, starts, strict=True):
@@ -98,15 +106,17 @@ def build_batch(
             query_len=len(step.token_ids),
             context_len=step.context_len,
             block_table=block_table,
+            num_in_place=table.num_in_place,
             window=window,
         )
-        for step, block_table, start in zip(steps, pieces[4:], starts, strict=True)
+        for step, table, block_table, start in zip(steps, in_use, pieces[4:], starts, strict=True)
     )
     return ForwardBatch(
         token_ids=pieces[0],
         positions=pieces[1],
         slot_mapping=pieces[2],
         spans=spans,
+        peer=peer,
         output_rows=None if all_outputs else rows,
         output_index=None if all_outputs else pieces[3],
     )
@@ -121,8 +131,18 @@ def sampled_rows(steps: Sequence[SequenceStep]) -> tuple[int, ...]:
     )
 
 
-def _blocks_in_use(index: int, step: SequenceStep, layout: KVLayout) -> NDArray[np.int64]:
-    """Return the blocks that hold the sequence up to this step's last token."""
+class _Table(NamedTuple):
+    """The blocks that hold a sequence up to a step's last token."""
+
+    blocks: NDArray[np.int64]
+    num_in_place: int
+    """The leading ones that are the peer's; the others are our own."""
+
+
+def _blocks_in_use(
+    index: int, step: SequenceStep, layout: KVLayout, num_peer_blocks: int
+) -> _Table:
+    """Return a sequence's blocks, checked: each is a block of the pool that it is said to be in."""
     if not step.token_ids:
         raise ValueError(f"sequence {index} of the step has no tokens")
     if step.start_position < 0:
@@ -134,9 +154,20 @@ def _blocks_in_use(index: int, step: SequenceStep, layout: KVLayout) -> NDArray[
             f"sequence {index} of the step has {len(blocks)} blocks; {step.context_len} tokens "
             f"need {num_blocks}"
         )
+    is_own = blocks >= 0
+    num_in_place = int(is_own.argmax()) if is_own.any() else num_blocks
+    if num_in_place > step.start_position // layout.block_size:
+        raise ValueError(f"sequence {index} of the step would write to the peer's pool")
+    blocks[:num_in_place] ^= -1  # what `~` is, in place
+    own, peer = blocks[num_in_place:], blocks[:num_in_place]
     # A wrong id would overwrite another request's cache, or the proof in the reserved block.
-    if blocks.min() <= RESERVED_BLOCK or blocks.max() >= layout.num_blocks:
+    if own.min() <= RESERVED_BLOCK or own.max() >= layout.num_blocks:
         raise ValueError(
             f"sequence {index} of the step names a block outside 1 to {layout.num_blocks - 1}"
         )
-    return blocks
+    if num_in_place and (peer.min() <= RESERVED_BLOCK or peer.max() >= num_peer_blocks):
+        raise ValueError(
+            f"sequence {index} of the step names a block of the peer's outside 1 to "
+            f"{num_peer_blocks - 1}"
+        )
+    return _Table(blocks, num_in_place)

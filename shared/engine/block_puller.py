@@ -25,8 +25,15 @@ BUSY_PROGRAMS = 8
 """Beside decode steps: 150 GB/s and more over NVLink, for about a tenth of the step's speed."""
 
 
-class PendingCopy(Protocol):
-    """A copy that was begun."""
+class PreparedCopy(Protocol):
+    """A copy of which everything is ready but what it copies."""
+
+    def start(self, *, is_busy: bool) -> None:
+        """Begin to copy: what the sources hold is written by now.
+
+        Args:
+            is_busy: Whether steps run beside the copy.
+        """
 
     def is_done(self) -> bool:
         """Whether every block is in the target; what is launched afterwards may read them."""
@@ -35,32 +42,19 @@ class PendingCopy(Protocol):
 class BlockPuller(Protocol):
     """Copies blocks into one pool.  All calls come from the engine thread."""
 
-    def start(
-        self,
-        source: Tensor,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        *,
-        is_busy: bool,
-    ) -> PendingCopy:
-        """Begin to copy blocks.
+    def prepare(
+        self, source: Tensor, source_ids: Sequence[int], target_ids: Sequence[int]
+    ) -> PreparedCopy:
+        """Make ready to copy blocks, so that little is left to do when they are written.
 
         Args:
             source: A pool whose blocks are like the target's.
-            source_ids: Block ids in the source; what they hold is written already.
+            source_ids: Block ids in the source.
             target_ids: Block ids in the target, one for each; no launched work touches them.
-            is_busy: Whether steps run beside the copy.
 
         Raises:
-            CopyError: The pools or the ids do not fit together; nothing was copied.
+            CopyError: The pools or the ids do not fit together.
         """
-
-
-class _Done:
-    """A copy that was over before anybody asked."""
-
-    def is_done(self) -> bool:
-        return True
 
 
 class EagerPuller:
@@ -69,17 +63,31 @@ class EagerPuller:
     def __init__(self, target: Tensor) -> None:
         self._target = target
 
-    def start(
+    def prepare(
+        self, source: Tensor, source_ids: Sequence[int], target_ids: Sequence[int]
+    ) -> PreparedCopy:
+        """See `BlockPuller.prepare`."""
+        check_copy(source, self._target, source_ids, target_ids)
+        return _EagerCopy(source, self._target, source_ids, target_ids)
+
+
+class _EagerCopy:
+    def __init__(
         self,
         source: Tensor,
+        target: Tensor,
         source_ids: Sequence[int],
         target_ids: Sequence[int],
-        *,
-        is_busy: bool,
-    ) -> PendingCopy:
-        """Copy blocks; see `BlockPuller.start`."""
-        copy_blocks(source, self._target, source_ids, target_ids)
-        return _Done()
+    ) -> None:
+        self._work = (source, target, source_ids, target_ids)
+        self._is_done = False
+
+    def start(self, *, is_busy: bool) -> None:
+        copy_blocks(*self._work)
+        self._is_done = True
+
+    def is_done(self) -> bool:
+        return self._is_done
 
 
 class CudaPuller:
@@ -98,28 +106,31 @@ class CudaPuller:
         self._free: list[_IdBuffers] = []
         self._warm_up()
 
-    def start(
-        self,
-        source: Tensor,
-        source_ids: Sequence[int],
-        target_ids: Sequence[int],
-        *,
-        is_busy: bool,
-    ) -> PendingCopy:
-        """Launch the copy; see `BlockPuller.start`."""
+    def prepare(
+        self, source: Tensor, source_ids: Sequence[int], target_ids: Sequence[int]
+    ) -> PreparedCopy:
+        """Upload the ids; see `BlockPuller.prepare`."""
         check_copy(source, self._target, source_ids, target_ids)
-        ids = self._take(len(source_ids))
+        buffers = self._take(len(source_ids))
         with torch.cuda.stream(self._stream):
-            on_device = ids.fill(source_ids, target_ids)
+            ids = buffers.fill(source_ids, target_ids)
+        return _CudaCopy(self, source, ids, buffers)
+
+    def launch(self, source: Tensor, ids: Tensor, buffers: _IdBuffers, *, is_busy: bool) -> None:
+        """Enqueue a prepared copy, and the event of its end."""
+        with torch.cuda.stream(self._stream):
             self._gather_blocks(
                 source,
                 self._target,
-                on_device[0],
-                on_device[1],
+                ids[0],
+                ids[1],
                 num_programs=BUSY_PROGRAMS if is_busy else IDLE_PROGRAMS,
             )
-            ids.event.record(self._stream)
-        return _Launched(ids, self._free)
+            buffers.event.record(self._stream)
+
+    def give_back(self, buffers: _IdBuffers) -> None:
+        """Let another copy have the buffers of one that is done."""
+        self._free.append(buffers)
 
     def _take(self, num_blocks: int) -> _IdBuffers:
         """Return buffers that no copy on its way reads."""
@@ -134,9 +145,10 @@ class CudaPuller:
         num_blocks = min(2, self._target.shape[0] - 1)
         for is_busy in (False, True):
             ids = list(range(1, 1 + num_blocks))
-            pending = self.start(self._target, ids, ids, is_busy=is_busy)
+            copy = self.prepare(self._target, ids, ids)
+            copy.start(is_busy=is_busy)
             self._stream.synchronize()
-            pending.is_done()
+            copy.is_done()
 
 
 MIN_CAPACITY = 1024
@@ -163,18 +175,24 @@ class _IdBuffers:
         return on_device.view(2, num_blocks)
 
 
-class _Launched:
+class _CudaCopy:
     """A copy on the side stream; its buffers are free again once it was seen done."""
 
-    def __init__(self, ids: _IdBuffers, free: list[_IdBuffers]) -> None:
-        self._ids: _IdBuffers | None = ids
-        self._free = free
+    def __init__(
+        self, puller: CudaPuller, source: Tensor, ids: Tensor, buffers: _IdBuffers
+    ) -> None:
+        self._puller, self._source, self._ids = puller, source, ids
+        self._buffers: _IdBuffers | None = buffers
+
+    def start(self, *, is_busy: bool) -> None:
+        assert self._buffers is not None, "a copy starts once"
+        self._puller.launch(self._source, self._ids, self._buffers, is_busy=is_busy)
 
     def is_done(self) -> bool:
-        if self._ids is None:
+        if self._buffers is None:
             return True
-        if not self._ids.event.query():
+        if not self._buffers.event.query():
             return False
-        self._free.append(self._ids)
-        self._ids = None
+        self._puller.give_back(self._buffers)
+        self._buffers = None
         return True

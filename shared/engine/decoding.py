@@ -14,6 +14,8 @@ from shared.engine.batch import SequenceStep
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from torch import Tensor
+
     from shared.engine.history import TokenHistory
     from shared.engine.runner import ModelRunner
     from shared.ops.sampling import SamplingParams
@@ -53,6 +55,12 @@ class Decoder(Protocol):
     def num_in_flight(self) -> int:
         """Steps that are launched and not collected."""
 
+    def set_peer(self, kv: Tensor | None) -> None:
+        """Let block tables name blocks of a peer's pool, or of none any more.
+
+        With None, every step whose tables named one is collected, and none is launched again.
+        """
+
     def launch(self, steps: Sequence[DecodeStep]) -> None:
         """Begin a step for a whole batch.
 
@@ -88,6 +96,10 @@ class EagerDecoder:
     def num_in_flight(self) -> int:
         """See `Decoder.num_in_flight`."""
         return int(self._sampled is not None)
+
+    def set_peer(self, kv: Tensor | None) -> None:
+        """See `Decoder.set_peer`."""
+        self._runner.set_peer(kv)
 
     def launch(self, steps: Sequence[DecodeStep]) -> None:
         """Compute a step; see `Decoder.launch`."""

@@ -130,6 +130,11 @@ class GraphDecoder:
         """See `Decoder.num_in_flight`."""
         return len(self._in_flight)
 
+    def set_peer(self, kv: Tensor | None) -> None:
+        """Let graphs read a peer's pool from now on; see `Decoder.set_peer`."""
+        with self._stream.current():
+            self.pools = self.pools.with_peer(kv)
+
     def launch(self, steps: Sequence[DecodeStep]) -> None:
         """Enqueue a step; see `Decoder.launch`."""
         if len(self._in_flight) >= DEPTH:

@@ -54,6 +54,11 @@ class ModelRunner:
                 f"a model of (layers, KV heads, head, type) {ours}; a pool of {theirs}"
             )
         self._model, self._kv, self._layout = model, kv, layout
+        self._peer: Tensor | None = None
+
+    def set_peer(self, kv: Tensor | None) -> None:
+        """Let block tables name blocks of a peer's pool, or of none any more."""
+        self._peer = kv
 
     @torch.inference_mode()
     def execute(self, steps: Sequence[SequenceStep], *, with_logits: bool = False) -> StepResult:
@@ -117,6 +122,7 @@ class ModelRunner:
             self._kv.device,
             all_outputs=all_outputs,
             window=self._model.spec.sliding_window,
+            peer=self._peer,
         )
 
     def _choose(self, hidden: Tensor, steps: Sequence[SequenceStep]) -> Chosen:

@@ -53,6 +53,8 @@ class EngineThread:
         self.num_finished = 0
         """Calls that returned, raised or were dropped.  A watchdog that sees it stand still while
         `is_busy` knows that the engine is stuck."""
+        self.is_stopped = False
+        """It takes no calls any more."""
         self._count_lock = threading.Lock()
         self._thread_id: int | None = None
         self._executor = ThreadPoolExecutor(
@@ -100,6 +102,7 @@ class EngineThread:
             grace_s: How long to wait for the running call; None waits for its end.  What takes
                 longer (a model that is being loaded) goes on without anybody waiting for it.
         """
+        self.is_stopped = True
         self._executor.shutdown(wait=False, cancel_futures=True)
         ended = asyncio.ensure_future(asyncio.to_thread(self._executor.shutdown))
         await asyncio.wait({ended}, timeout=grace_s)

@@ -27,6 +27,9 @@ class ForwardBatch:
     """[num_tokens] int64, where in the pool its keys and values go."""
     spans: tuple[SequenceSpan, ...]
     """One a sequence; they tile the tokens in order."""
+    peer: Tensor | None = None
+    """The peer's pool, like the own one but for the number of blocks, where spans have blocks in
+    it."""
     output_rows: tuple[int, ...] | None = None
     """The tokens whose hidden states are wanted, ascending; None wants all of them.
 

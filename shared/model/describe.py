@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def describe_model(path: Path) -> ModelDescription:
     Raises:
         ModelFileError: A file is missing, damaged, or holds what we cannot run.
     """
-    return _describe_folder(path) if path.is_dir() else _describe_gguf(path)
+    # os.path's answer, since Path's raises where a folder on the way is closed to this user.
+    return _describe_folder(path) if os.path.isdir(path) else _describe_gguf(path)
 
 
 def _describe_gguf(path: Path) -> ModelDescription:

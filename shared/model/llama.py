@@ -116,7 +116,13 @@ class Llama:
                 assert batch.output_index is not None
                 query, residual = query[batch.output_index], residual[batch.output_index]
                 spans = tuple(row_spans(spans, rows, block_size=kv.shape[4]))
-            attended = ops.prefill_attention(query, kv_layer, spans, scale=spec.head_dim**-0.5)
+            attended = ops.prefill_attention(
+                query,
+                kv_layer,
+                spans,
+                scale=spec.head_dim**-0.5,
+                peer_layer=None if batch.peer is None else batch.peer[:, index],
+            )
             ops.add_linear(residual, attended.flatten(1), layer.o)
             gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
             ops.add_linear(residual, gated, layer.down)

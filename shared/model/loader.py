@@ -5,13 +5,13 @@ From a GGUF file, from a Hugging Face directory, or with random weights of a nam
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from shared.model.chat_template import ChatTemplate
-from shared.model.errors import ModelFileError
 from shared.model.fetch import resolve_model
 from shared.model.gguf_file import content_id, read_header
 from shared.model.gguf_model import (
@@ -100,7 +100,8 @@ def load_model_file(
     Raises:
         ModelFileError: A file is missing, damaged, or holds what we cannot run.
     """
-    load = _load_folder if path.is_dir() else _load_gguf
+    # os.path's answer, since Path's raises where a folder on the way is closed to this user.
+    load = _load_folder if os.path.isdir(path) else _load_gguf
     return load(path, dtype, torch.device(device), progress)
 
 
@@ -125,12 +126,6 @@ def _load_folder(
     folder: Path, dtype: DType, device: torch.device, progress: Progress | None
 ) -> LoadedModel:
     spec = read_hub_spec(folder)
-    if spec.sliding_window is not None and device.type != "cpu":
-        raise ModelFileError(
-            folder / "config.json",
-            f"has a sliding window of {spec.sliding_window} tokens, which this version computes "
-            f"on a CPU only, not on {device}",
-        )
     weights = find_hub_weights(folder, spec)
     tokenizer = hub_tokenizer(folder, vocab_size=spec.vocab_size)
     template = read_hub_template(folder)

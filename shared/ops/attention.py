@@ -42,6 +42,8 @@ class SequenceSpan:
     """Tokens that the pool holds for the sequence, this step's included."""
     block_table: Tensor
     """[num_blocks] int64, on the pool's device: as many block ids as the context needs."""
+    num_in_place: int = 0
+    """How many of the leading blocks are in the peer's pool; those ids are its own."""
     window: int | None = None
     """A query looks at so many tokens, itself included; None lets it look at the whole context."""
 
@@ -77,7 +79,12 @@ class SequenceSpan:
 
 
 def paged_attention(
-    query: Tensor, kv_layer: Tensor, spans: Sequence[SequenceSpan], *, scale: float
+    query: Tensor,
+    kv_layer: Tensor,
+    spans: Sequence[SequenceSpan],
+    *,
+    scale: float,
+    peer_layer: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention of every query over its own sequence's context.
 
@@ -88,6 +95,7 @@ def paged_attention(
             query heads share one.
         spans: They tile the rows of `query` in order.
         scale: What scores are multiplied with, commonly `head_dim ** -0.5`.
+        peer_layer: As `kv_layer`, of the peer's pool, where spans have blocks in it.
 
     Returns:
         [num_tokens, num_heads, head_dim], contiguous.
@@ -105,7 +113,7 @@ def paged_attention(
         if span.query_start != row:
             raise ShapeError(f"a sequence starts at row {span.query_start}, expected {row}")
         row += span.query_len
-        key, value = _gather_context(kv_layer, span)
+        key, value = _gather_context(kv_layer, span, peer_layer)
         outputs.append(_attend(query[span.query_start : row], key, value, span.mask, scale))
     if row != num_tokens:
         raise ShapeError(f"the sequences have {row} rows, the queries {num_tokens}")
@@ -133,11 +141,14 @@ def row_spans(
             query_len=1,
             context_len=context_len,
             block_table=span.block_table[: -(-context_len // block_size)],
+            num_in_place=span.num_in_place,
             window=span.window,
         )
 
 
-def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tensor]:
+def _gather_context(
+    kv_layer: Tensor, span: SequenceSpan, peer_layer: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Copy a sequence's keys and values out of its blocks.
 
     Returns:
@@ -152,12 +163,22 @@ def _gather_context(kv_layer: Tensor, span: SequenceSpan) -> tuple[Tensor, Tenso
         )
     first_block, first_token = divmod(span.first_key, block_size)
     table = span.block_table[first_block:] if first_block else span.block_table
-    # Selecting along the third dimension puts heads outside tokens in the same copy.
-    blocks = kv_layer.permute(1, 2, 0, 3, 4).index_select(2, table)
+    num_in_place = max(0, span.num_in_place - first_block)
+    blocks = _select(kv_layer, table[num_in_place:])
+    if num_in_place:
+        if peer_layer is None:
+            raise ShapeError(f"{num_in_place} blocks are in a peer's pool, and there is none")
+        blocks = torch.cat((_select(peer_layer, table[:num_in_place]), blocks), 2)
     context = blocks.view(2, num_kv_heads, 1, -1, head_dim)
     num_keys = span.context_len - span.first_key
     key, value = context[:, :, :, first_token : first_token + num_keys].unbind(0)
     return key, value
+
+
+def _select(kv_layer: Tensor, table: Tensor) -> Tensor:
+    """Copy blocks out of a pool: [2, num_kv_heads, num_blocks, block_size, head_dim]."""
+    # Selecting along the third dimension puts heads outside tokens in the same copy.
+    return kv_layer.permute(1, 2, 0, 3, 4).index_select(2, table)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:

@@ -81,7 +81,13 @@ class ForwardOps(Protocol):
         """Return rotated queries, write keys and values; see `shared.ops.rope_kv_write`."""
 
     def prefill_attention(
-        self, query: Tensor, kv_layer: Tensor, spans: Sequence[SequenceSpan], *, scale: float
+        self,
+        query: Tensor,
+        kv_layer: Tensor,
+        spans: Sequence[SequenceSpan],
+        *,
+        scale: float,
+        peer_layer: Tensor | None = None,
     ) -> Tensor:
         """Attend with the tokens of prompts; see `shared.ops.attention.paged_attention`."""
 

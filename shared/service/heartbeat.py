@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.service.notify import Notifier
 
+LOAD_LOG_NS = 3 * NS_PER_S
+"""Between two lines in the log on how far the model is loaded."""
+
 BEAT_S = 1.0
 """How often STATUS is renewed; more often where the watchdog is shorter than four of these."""
 
@@ -80,6 +83,8 @@ class Heartbeat:
         self._num_finished = 0
         self._num_loaded_bytes, self._num_seen_bytes = 0, 0
         self._percent = 0
+        self._percent_logged = 0
+        self._next_log_ns = clock.monotonic_ns() + LOAD_LOG_NS
         self._moved_ns = clock.monotonic_ns()
         self._is_stuck = False
         self._told = ""
@@ -113,6 +118,7 @@ class Heartbeat:
     def beat(self) -> None:
         """Look once: feed the watchdog if everything moved, and renew STATUS."""
         self.tell()
+        self._log_loading()
         if not self._has_moved():
             self._judge_silence()
             return
@@ -128,6 +134,14 @@ class Heartbeat:
         if text != self._told:
             self._told = text
             self._notifier.status(text)
+
+    def _log_loading(self) -> None:
+        """Tell the log how far a long load is; a short one is not worth a line."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._next_log_ns or self._percent in (self._percent_logged, 100):
+            return
+        self._percent_logged, self._next_log_ns = self._percent, now_ns + LOAD_LOG_NS
+        self._log.info("model.loading", percent=self._percent)
 
     def _has_moved(self) -> bool:
         if self._engine is None:  # not made yet: the loop is all there is

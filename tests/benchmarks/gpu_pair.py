@@ -32,6 +32,10 @@ LLAMA_8B, LLAMA_70B = "random:llama-3.1-8b", "random:llama-3-70b"
 VOCAB_SIZE = 128_256
 START_TIMEOUT_S = 300.0
 
+LARGE_CHUNK = 700
+"""Tokens of a prefill chunk of the large shape: what is left to hand over at the end is at most one
+of them, 229 MB."""
+
 Figures = dict[str, float]
 
 
@@ -55,7 +59,7 @@ def running_pair(model: str, devices: tuple[str, str], **settings: object) -> It
                 "pool.num_blocks": 0,
                 "decoded.num_blocks": 0,
                 "decoded.max_batch": 64,
-                "log.level": "debug",
+                "log.level": "info",
             }
             | {key.replace("__", "."): value for key, value in settings.items()},
             start_timeout_s=START_TIMEOUT_S,
@@ -184,27 +188,86 @@ def adopt_us(pair: Pair, since: int = 0) -> list[float]:
     ]
 
 
-def two_gpus(devices: tuple[str, str], *, is_quick: bool, only_handover: bool) -> Figures:
-    """Measure the 8B shape; `devices` may also be one GPU twice."""
+def pulled(pair: Pair, request_id: str) -> list[tuple[float, float]]:
+    """Return (milliseconds, 10^9 bytes a second) of each of a request's pulls, as logged."""
+    block_bytes = pair.decoded_status()["pool"]["block_bytes"]
+    lease_ids = {
+        line["lease_id"]
+        for line in pair.log("prefilld")
+        if line.get("request_id") == request_id and "lease_id" in line
+    }
+    pulls = [
+        ((line["done_ns"] - line["start_ns"]) / 1e6, line["num_blocks"] * block_bytes)
+        for line in pair.log("decoded")
+        if line["event"] == "chunk.pulled" and line["lease_id"] in lease_ids
+    ]
+    return [(took_ms, num_bytes / took_ms / 1e6) for took_ms, num_bytes in pulls]
+
+
+def two_gpus(devices: tuple[str, str], *, num_asks: int, lengths: Sequence[int]) -> Figures:
+    """Measure the 8B shape with a GPU for each daemon."""
     figures: Figures = {}
     with (
         running_pair(LLAMA_8B, devices) as pair,
         Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=8) as clients,
     ):
         print(json.dumps(pair.status()["link"]), flush=True)
-        num_asks = 3 if is_quick else 7
-        figures |= handover_figures(pair, clients, (512, 4000, 16_000), num_asks=num_asks)
-        if only_handover:
-            return figures
+        figures |= handover_figures(pair, clients, lengths, num_asks=num_asks)
         figures["handoff_adopt_us_p50"] = percentile(adopt_us(pair), 50)
         figures["itl_ms_bs16"] = batch_itl_ms(clients, 16)
         num_lines = len(pair.log("prefilld"))
         figures["itl_ms_bs64"] = batch_itl_ms(clients, 64, num_tokens=700)
         figures["handoff_adopt_us_p99_bs64"] = percentile(adopt_us(pair, num_lines), 99)
-        figures |= interference(clients, seconds=3.0 if is_quick else 6.0)
-        if not is_quick:
-            figures |= handover_figures(pair, clients, (64_000,), num_asks=3)
+        figures |= interference(clients)
     return figures
+
+
+def one_gpu(device: str, *, num_asks: int, lengths: Sequence[int]) -> Figures:
+    """Measure the 8B shape with both daemons on one GPU: nothing is copied, time is shared."""
+    figures: Figures = {}
+    with (
+        running_pair(
+            LLAMA_8B,
+            (device, device),
+            prefilld__memory_fraction=0.5,
+            decoded__memory_fraction=0.2,
+        ) as pair,
+        Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=8) as clients,
+    ):
+        print(json.dumps(pair.status()["link"]), flush=True)
+        found = handover_figures(pair, clients, lengths, num_asks=num_asks)
+        figures |= {f"direct_{name}": value for name, value in found.items() if "handover" in name}
+        figures |= {f"one_gpu_{name}": value for name, value in found.items()}
+        beside = interference(clients)
+        figures |= {f"one_gpu_{name}": value for name, value in beside.items()}
+        figures["itl_p99_over_p50_one_gpu"] = beside["itl_p99_over_p50"]
+    return figures
+
+
+def large_model(devices: tuple[str, str], *, num_asks: int) -> Figures:
+    """Measure the hand-over of a 4,000-token prompt whose cache has 80 layers."""
+    with (
+        running_pair(
+            LLAMA_70B,
+            devices,
+            prefilld__token_budget=LARGE_CHUNK,
+            decoded__max_batch=8,
+            log__level="debug",  # tells of each pull
+        ) as pair,
+        Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=1) as clients,
+    ):
+        found = handover_figures(pair, clients, (4000,), num_asks=num_asks)
+        pulls = pulled(pair, f"bench-{4_000_000 + num_asks}")
+        print("pulls, ms and GB/s:", [(round(a, 2), round(b)) for a, b in pulls], flush=True)
+    return {
+        "handover_70b_4000_total_ms": sum(took_ms for took_ms, _ in pulls),
+        "handover_70b_4000_exposed_ms": found["handover_ms_4000"],
+        "ttft_70b_4000_ms": found["ttft_ms_4000"],
+        "tpot_70b_4000_ms": found["tpot_ms_bs1_4000"],
+    }
+
+
+PHASES = ("two", "one", "large")
 
 
 def hardware() -> str:
@@ -213,31 +276,41 @@ def hardware() -> str:
     return f"{len(names)} x {names[0]}, torch {torch.__version__}"
 
 
+def write_figures(figures: Figures, path: Path | None, commit: str) -> None:
+    """Print figures, and write them to a file with where they come from."""
+    for name, value in figures.items():
+        print(f"{name:32} {value:10.3f}", flush=True)
+    if path is not None:
+        document = {
+            "hardware": hardware(),
+            "commit": commit,
+            "date": datetime.now(UTC).date().isoformat(),
+            "command": " ".join(["python -m", sys.argv[0], *sys.argv[1:]]),
+            "figures": {name: round(value, 4) for name, value in figures.items()},
+        }
+        path.write_text(json.dumps(document, indent=2) + "\n")
+
+
 def main() -> None:
     """Measure, print a table, and write the file that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--handover", action="store_true", help="nothing but hand-overs")
-    parser.add_argument("--devices", default=None, help="of prefilld and decoded, by a comma")
+    parser.add_argument("--asks", type=int, default=7, help="requests a figure")
+    parser.add_argument("--lengths", default="512,4000,16000", help="of prompts, in tokens")
+    parser.add_argument("--phases", default=",".join(PHASES), help="which of " + ", ".join(PHASES))
     arguments = parser.parse_args()
-    if arguments.devices:
-        first, second = arguments.devices.split(",")
-    else:
-        first, second = "cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"
-    figures = two_gpus((first, second), is_quick=arguments.quick, only_handover=arguments.handover)
-    for name, value in figures.items():
-        print(f"{name:32} {value:10.3f}")
-    if arguments.json:
-        document = {
-            "hardware": hardware(),
-            "commit": arguments.commit,
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": " ".join(["python -m tests.benchmarks.gpu_pair", *sys.argv[1:]]),
-            "figures": {name: round(value, 4) for name, value in figures.items()},
-        }
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    lengths = [int(length) for length in arguments.lengths.split(",")]
+    phases = arguments.phases.split(",")
+    devices = "cuda:0", "cuda:1" if torch.cuda.device_count() > 1 else "cuda:0"
+    figures: Figures = {}
+    if "two" in phases:
+        figures |= two_gpus(devices, num_asks=arguments.asks, lengths=lengths)
+    if "one" in phases:
+        figures |= one_gpu(devices[0], num_asks=arguments.asks, lengths=(4000, 64_000))
+    if "large" in phases:
+        figures |= large_model(devices, num_asks=arguments.asks)
+    write_figures(figures, arguments.json, arguments.commit)
 
 
 if __name__ == "__main__":

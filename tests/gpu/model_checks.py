@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from shared.engine.batch import SequenceStep, build_batch
 from shared.kv.layout import KVLayout
 from shared.model.batch import DecodeBatch
 from shared.model.llama import Llama
+from shared.model.spec import RopeScaling
 from shared.ops.forward_ops import ForwardOps
 from shared.ops.kv_write import PAD_SLOT
 from shared.ops.pool_pair import PoolPair, peer_entries
@@ -24,9 +26,24 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 2^-24, 2^-11 and 2^-8 of it, added at random, with a factor of about five for chance."""
 
 
-def tiny_model(dtype: torch.dtype, device: str, ops: ForwardOps | None) -> Llama:
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama3": {
+        "rope_scaling": RopeScaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_tokens=16
+        )
+    },
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+}
+"""What sets each family apart that every device runs."""
+
+
+def tiny_model(
+    dtype: torch.dtype, device: str, ops: ForwardOps | None, family: str = "llama"
+) -> Llama:
     """Return a model whose heads are 16 wide: kernels load 16 bytes at once."""
-    spec = dataclasses.replace(tiny_spec(), hidden_size=96, head_dim=16)
+    spec = dataclasses.replace(tiny_spec(), hidden_size=96, head_dim=16, **FAMILIES[family])
     tensors = random_tensors(spec)
     return Llama(spec, {name: tensor.to(device, dtype) for name, tensor in tensors.items()}, ops)
 
@@ -57,13 +74,13 @@ def relative_error(out: Tensor, expected: Tensor) -> float:
 
 @torch.inference_mode()
 def check_decode_follows_prefill(
-    dtype: torch.dtype, device: str, ops: ForwardOps | None = None
+    dtype: torch.dtype, device: str, ops: ForwardOps | None = None, family: str = "llama"
 ) -> None:
     """Prefill two prompts, decode two more tokens of each; the logits are the whole prefill's.
 
     One prompt's blocks are in the peer's pool but for the last, which decoding goes on in.
     """
-    model = tiny_model(dtype, device, ops)
+    model = tiny_model(dtype, device, ops, family)
     layout, own = pool_of(model)
     peer = own.clone()
     ids = [prompt(21, 1), prompt(9, 2)]
@@ -141,3 +158,19 @@ def check_output_rows(dtype: torch.dtype, device: str, ops: ForwardOps | None = 
     assert none.shape == (0, model.spec.hidden_size)
     assert torch.equal(kv.nan_to_num(), every_kv.nan_to_num())
     assert relative_error(no_kv[3], kv[3]) < TOLERANCE[dtype]
+
+
+@torch.inference_mode()
+def check_device_equals_cpu(dtype: torch.dtype, device: str, family: str) -> None:
+    """A prompt's logits are those that float32 gives on a CPU, up to the type's rounding."""
+    tokens = prompt(40, 3)
+    logits = []
+    reference = tiny_model(torch.float32, "cpu", None, family)
+    for model in (reference, tiny_model(dtype, device, None, family)):
+        layout, kv = pool_of(model)
+        step = SequenceStep(
+            token_ids=tokens, start_position=0, block_table=[4, 9, 2, 7, 1], sampling=None
+        )
+        batch = build_batch([step], layout, model.device, all_outputs=True)
+        logits.append(model.logits(model.forward(batch, kv)).cpu())
+    assert relative_error(logits[1], logits[0]) < TOLERANCE[dtype]

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 NUM_SEEDS, NUM_ROUNDS = 4, 5
 """In all 20 kills of each daemon."""
 NUM_STREAMS = 8
-NUM_TOKENS = 200
+NUM_TOKENS = 150
 SETTLED_S = 1.0
 """How soon after a death, and after the last answer, every block is accounted for."""
 

@@ -39,7 +39,7 @@ ASKS = [
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
     """Four prompt tokens a step, so that a long prompt is caught while it is computed."""
-    settings = {"prefilld.token_budget": 4}
+    settings = {"prefilld.token_budget": 4, "decoded.num_blocks": 1100}
     with Pair(tmp_path_factory.mktemp("r"), model=tiny_model, settings=settings) as running:
         yield running
 
@@ -53,6 +53,10 @@ def revived(pair: Pair) -> Iterator[None]:
             pair.start(name)
     pair.wait_serving()
     pair.wait_settled()
+
+
+def num_running(pair: Pair) -> int:
+    return int(pair.decoded_status()["sequences"]["running"])
 
 
 def test_answers_are_whole_and_unchanged_when_decoded_dies(pair: Pair) -> None:
@@ -80,7 +84,7 @@ def test_an_unstreamed_answer_is_computed_again(pair: Pair) -> None:
     undisturbed = pair.client.generate([5, 6], **ask)
     with pair.client.stream([5, 6], stream=False, **ask) as stream:
         next(stream)
-        wait_until(lambda: pair.decoded_status()["sequences"]["running"] == 1, what="it runs")
+        wait_until(lambda: num_running(pair) == 1, what="it runs")
         pair.kill("decoded")
         pair.start("decoded")
         tokens, end = stream
@@ -114,15 +118,18 @@ def test_a_prompt_that_dies_with_prefilld_is_taken_to_the_next_one(
 
 def test_a_prefilld_that_was_started_again_serves_at_once(pair: Pair) -> None:
     """While decoded still streams, and holds the mapping of, what the dead one handed over."""
-    with pair.client.stream([5, 6], max_tokens=4_000, ignore_eos=True) as old:
-        wait_until(lambda: pair.decoded_status()["sequences"]["running"] == 1, what="it runs")
+    # Long enough, and enough of them, to take several times as long as a daemon's start.
+    old = [Ask(prompt=(5, 6 + number), max_tokens=4_000) for number in range(4)]
+    with WatchedStreams(pair.socket, old) as streams:
+        wait_until(lambda: num_running(pair) == len(old), what="they run")
         pair.kill("prefilld")
         pair.restart("prefilld")
         assert len(pair.client.generate([7, 8], max_tokens=20, ignore_eos=True).ids) == 20
-        assert pair.decoded_status()["sequences"]["running"] == 1
-        *_, end = old
-    assert isinstance(end, End)
-    assert (end.reason, end.usage.completion_tokens) == ("length", 4_000)
+        wait_until(lambda: num_running(pair) == len(old), timeout_s=1, what="the old ones go on")
+        results = streams.results()
+    for delivered in results:
+        assert delivered.losses == []
+        assert len(delivered.ids) == 4_000
 
 
 def die_under(pair: Pair, request_id: str, resume: Resume | None) -> Resume:
@@ -131,7 +138,7 @@ def die_under(pair: Pair, request_id: str, resume: Resume | None) -> Resume:
     with client.stream(
         [5, 6], id=request_id, max_tokens=4_000, ignore_eos=True, resume=resume
     ) as stream:
-        wait_until(lambda: pair.decoded_status()["sequences"]["running"] == 1, what="it runs")
+        wait_until(lambda: num_running(pair) == 1, what="it runs")
         pair.kill("decoded")
         with pytest.raises(ConnectionLostError, match="delivered") as caught:
             list(stream)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shared.engine.local import LocalEngine
 from shared.ops.sampling import SamplingParams
+from tests.support.exposition import Exposition
 from tests.support.link_peers import load_host
 from tests.support.margin_rule import check_repeated
-from tests.support.pair import Pair, wait_until
+from tests.support.pair import DaemonName, Pair, wait_until
 from tests.support.tiny_gguf import TinyGguf, context_of
 from tests.support.watched_streams import Ask, WatchedStreams
 
@@ -62,8 +64,8 @@ def prompt_of(num_tokens: int, salt: int) -> tuple[int, ...]:
     return tuple(2 + (7 * index + salt) % 250 for index in range(num_tokens))
 
 
-RUNNING = [Ask(prompt=prompt_of(30, 10 * n), max_tokens=150) for n in range(4)]
-LONG = [Ask(prompt=prompt_of(480, 100 + n), max_tokens=30) for n in range(8)]
+RUNNING = [Ask(prompt=prompt_of(30, 10 * n), max_tokens=100) for n in range(4)]
+LONG = [Ask(prompt=prompt_of(480, 100 + n), max_tokens=12) for n in range(8)]
 """Computed in one step and so handed over at once: 92 MB to copy, between steps of the others."""
 
 
@@ -104,6 +106,20 @@ def solos(pair: Pair, model: Path) -> Solos:
 
 def pool(pair: Pair, key: str) -> int:
     return int(pair.status()["pool"][key])
+
+
+def quarantine_gauge(pair: Pair) -> float:
+    """Return what METRICS tells of the blocks in quarantine."""
+    return Exposition(pair.client.metrics()).by_label("kvpair_pool_blocks", "state")["quarantined"]
+
+
+@contextmanager
+def awake_again(pair: Pair, name: DaemonName) -> Iterator[None]:
+    """Wake a daemon up at the end, also of a test that fails: its streams are waited for then."""
+    try:
+        yield
+    finally:
+        pair.signal(name, signal.SIGCONT)
 
 
 def num_prefill_lost(pair: Pair) -> float:
@@ -156,20 +172,21 @@ def test_a_decoded_that_sleeps_over_its_leases_uses_none_of_their_blocks(
     with WatchedStreams(pair.socket, RUNNING) as running:
         wait_until(lambda: num_running(pair) == len(RUNNING), what="streams run")
         with stop_in_mid_copy(pair) as long:
-            wake_s = time.monotonic() + STOP_S
-            wait_until(
-                lambda: pool(pair, "quarantined") > 0,
-                timeout_s=PING_TIMEOUT_S + 2,
-                what="the silent peer is given up",
-            )
-            wait_until(
-                lambda: pool(pair, "quarantined") == 0,
-                timeout_s=QUARANTINE_S + 2,
-                what="the quarantine is over",
-            )
-            overwrite_free_blocks(pair)
-            wait_until(lambda: time.monotonic() >= wake_s, timeout_s=STOP_S, what="ten seconds")
-            pair.signal("decoded", signal.SIGCONT)
+            with awake_again(pair, "decoded"):
+                wake_s = time.monotonic() + STOP_S
+                wait_until(
+                    lambda: pool(pair, "quarantined") > 0,
+                    timeout_s=PING_TIMEOUT_S + 2,
+                    what="the silent peer is given up",
+                )
+                assert quarantine_gauge(pair) > 0
+                wait_until(
+                    lambda: pool(pair, "quarantined") == 0,
+                    timeout_s=QUARANTINE_S + 2,
+                    what="the quarantine is over",
+                )
+                overwrite_free_blocks(pair)
+                wait_until(lambda: time.monotonic() >= wake_s, timeout_s=STOP_S, what="it is time")
             solos.check(long)
         solos.check(running)
     assert num_prefill_lost(pair) > lost, "nothing was being copied"
@@ -186,16 +203,16 @@ def test_a_prefilld_that_sleeps_holds_up_only_what_it_computes(pair: Pair, solos
             wait_until(
                 lambda: pair.status()["queue"]["running"] > 0, what="a prompt is being computed"
             )
-            pair.signal("prefilld", signal.SIGSTOP)
-            wake_s = time.monotonic() + STOP_S
-            solos.check(running)
-            wait_until(
-                lambda: pair.state("decoded") == "waiting-for-peer",
-                timeout_s=PING_TIMEOUT_S + 5,
-                what="decoded gives its silent peer up",
-            )
-            wait_until(lambda: time.monotonic() >= wake_s, timeout_s=STOP_S, what="ten seconds")
-            pair.signal("prefilld", signal.SIGCONT)
+            with awake_again(pair, "prefilld"):
+                pair.signal("prefilld", signal.SIGSTOP)
+                wake_s = time.monotonic() + STOP_S
+                solos.check(running)
+                wait_until(
+                    lambda: pair.state("decoded") == "waiting-for-peer",
+                    timeout_s=PING_TIMEOUT_S + 5,
+                    what="decoded gives its silent peer up",
+                )
+                wait_until(lambda: time.monotonic() >= wake_s, timeout_s=STOP_S, what="it is time")
             solos.check(long)
             assert not any(delivered.losses for delivered in long.results()), "nobody asks again"
     pair.wait_serving()

@@ -203,9 +203,15 @@ def test_one_requests_life_is_one_timeline_of_both_daemons(pair: Pair) -> None:
     )
     told = [(line["daemon"], line["event"]) for line in lines]
     assert told[0] == ("prefilld", "request.accepted")
-    assert told.index(("prefilld", "handoff.sent")) < told.index(("decoded", "handoff.adopted"))
-    assert ("prefilld", "lease.released") in told
-    assert told[-1] == ("decoded", "request.ended")
+    # Lines are written behind what they tell, so those of both daemons may cross within a moment.
+    assert set(told) >= {
+        ("prefilld", "handoff.sent"),
+        ("decoded", "handoff.adopted"),
+        ("prefilld", "handoff.adopted"),
+        ("decoded", "lease.pulled"),
+        ("prefilld", "lease.released"),
+    }
+    assert ("decoded", "request.ended") in told[-2:]  # prefilld may be slow to take RELEASE
 
 
 def test_logs_hold_neither_prompts_nor_handles(pair: Pair) -> None:

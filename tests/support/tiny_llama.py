@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.model.spec import ModelSpec
+from shared.model.tensors import layer_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,4 +63,9 @@ def random_tensors(spec: ModelSpec, *, seed: int = 0) -> dict[str, Tensor]:
             f"layers.{index}.up": matrix(spec.intermediate_size, spec.hidden_size),
             f"layers.{index}.down": matrix(spec.hidden_size, spec.intermediate_size),
         }
+        # What some families have beside these: biases about 0, and norms of heads about 1.
+        for name, shape in layer_shapes(spec).items():
+            if f"layers.{index}.{name}" not in tensors:
+                numbers = 0.3 * torch.randn(shape, generator=generator)
+                tensors[f"layers.{index}.{name}"] = numbers + (1 if "norm" in name else 0)
     return tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -47,6 +48,7 @@ class Terminal:
             preexec_fn=own_terminal,  # noqa: PLW1509 - this process has no other thread that matters
         )
         os.close(screen)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._shown = ""
 
     def __enter__(self) -> Self:
@@ -98,5 +100,5 @@ class Terminal:
             data = os.read(self._keys, 1 << 16)
         except OSError:  # the other side is closed
             return False
-        self._shown = _ESCAPES.sub("", self._shown + data.decode(errors="replace"))
+        self._shown = _ESCAPES.sub("", self._shown + self._decoder.decode(data))
         return bool(data)

@@ -26,9 +26,9 @@ TIMEOUT_S = 120.0
 GREEDY = Sampling(seed=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ask:
-    """What one stream asks for."""
+    """What one stream asks for.  Compared by identity."""
 
     prompt: tuple[int, ...]
     max_tokens: int

@@ -25,24 +25,21 @@ class Sizes:
 
 
 def check_model(config: Config) -> tuple[Finding, Sizes | None]:
-    """Read the model file's head, as a daemon does first.
+    """Read what the model's files say of it, as a daemon does first.
 
     Returns:
         What was found, and the sizes that follow from it where they are known: not for a model
         that cannot be read, and not for pools that take what a GPU has free.
     """
-    from shared.model.fetch import resolve_model  # noqa: PLC0415  not for `--help`
-    from shared.model.gguf_file import read_header  # noqa: PLC0415
-    from shared.model.gguf_model import read_spec, read_vocabulary  # noqa: PLC0415
+    from shared.model.describe import describe_model  # noqa: PLC0415  not for `--help`
+    from shared.model.fetch import resolve_model  # noqa: PLC0415
 
     name = config.model.path
     if name.startswith(RANDOM_PREFIX):
         return ok("model", f"{name}: weights are drawn, there is no file"), None
     try:
         path = resolve_model(name)
-        header = read_header(path)
-        spec = read_spec(header)
-        read_vocabulary(header)
+        spec = describe_model(path).spec
     except KvpairError as error:
         return from_error("model", error), None
     text = (

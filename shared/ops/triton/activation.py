@@ -8,7 +8,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shared.ops.errors import ShapeError
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, ceil_div, padded
 
 MAX_COLUMNS = 1024
 """Of a thread block: 8 a thread, one load of 16 bytes in bfloat16."""
@@ -27,14 +27,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     if odd or not gate_up.is_contiguous():
         raise ShapeError(f"rows of {both} numbers are no gate and up side by side")
     product = gate_up.new_empty(num_tokens, width)
-    columns = min(MAX_COLUMNS, triton.next_power_of_2(width))
-    _silu_mul_kernel[(num_tokens, triton.cdiv(width, columns))](
+    columns = min(MAX_COLUMNS, padded(width))
+    _SILU_MUL(
+        (num_tokens, ceil_div(width, columns), 1),
         product,
         gate_up,
         WIDTH=width,
         COLUMNS=columns,
         num_warps=4,
-        **dependent_launch(gate_up.device),
     )
     return product
 
@@ -59,3 +59,6 @@ def _silu_mul_kernel(
     up = tl.load(source + WIDTH, mask=is_column, other=0.0)
     gated = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
     tl.store(product + token * WIDTH + column, gated.to(up.dtype), mask=is_column)
+
+
+_SILU_MUL = Launch(_silu_mul_kernel)

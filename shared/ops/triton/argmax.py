@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shared.ops.errors import ShapeError
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, ceil_div, padded
 
 TILE = 2048
 """Numbers of a thread block: 16 a thread."""
@@ -32,22 +32,19 @@ def argmax(x: Tensor) -> Tensor:
     if x.dtype is not torch.float32 or not x.is_contiguous():
         raise ShapeError(f"{[*x.shape]} {x.dtype} is no contiguous float32")
     num_rows, width = x.shape
-    num_tiles = triton.cdiv(width, TILE)
+    num_tiles = ceil_div(width, TILE)
     largest = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=x.device)
     places = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=x.device)
     chosen = torch.empty(num_rows, dtype=torch.int64, device=x.device)
-    launch = dependent_launch(x.device)
-    _largest_of_tile_kernel[(num_rows, num_tiles)](
-        largest, places, x, width, TILE=TILE, num_warps=4, **launch
-    )
-    _largest_of_row_kernel[(num_rows,)](
+    _LARGEST_OF_TILE((num_rows, num_tiles, 1), largest, places, x, width, num_warps=4, TILE=TILE)
+    _LARGEST_OF_ROW(
+        (num_rows, 1, 1),
         chosen,
         largest,
         places,
         num_tiles,
-        TILES=triton.next_power_of_2(num_tiles),
+        TILES=padded(num_tiles),
         num_warps=1,
-        **launch,
     )
     return chosen
 
@@ -95,3 +92,7 @@ def _largest_of_row_kernel(
     place = tl.load(places + row * num_tiles + tile, mask=is_tile, other=2147483647)
     is_top = is_tile & (numbers == tl.max(numbers, 0))
     tl.store(chosen + row, tl.min(tl.where(is_top, place, 2147483647), 0).to(tl.int64))
+
+
+_LARGEST_OF_TILE = Launch(_largest_of_tile_kernel)
+_LARGEST_OF_ROW = Launch(_largest_of_row_kernel)

@@ -9,7 +9,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shared.ops.context import check_context_shapes, check_join_shapes
 from shared.ops.errors import ShapeError
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, ceil_div, padded
 
 TOKENS = 8
 """Of a thread block of the gather, for each of which it copies every head."""
@@ -28,7 +28,8 @@ def gather_context(
     if kv_layer.stride()[3:] != (head_dim, 1):
         raise ShapeError("a head's tokens in the pool must be contiguous")
     context = kv_layer.new_empty(2, padded_len, num_kv_heads, head_dim)
-    _gather_context_kernel[(triton.cdiv(padded_len, TOKENS), num_kv_heads, 2)](
+    _GATHER_CONTEXT(
+        (ceil_div(padded_len, TOKENS), num_kv_heads, 2),
         context,
         kv_layer,
         block_table,
@@ -39,10 +40,9 @@ def gather_context(
         HEAD_STRIDE=kv_layer.stride(2),
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
+        PADDED_DIM=padded(head_dim),
         TOKENS=TOKENS,
         num_warps=2,
-        **dependent_launch(kv_layer.device),
     )
     return context
 
@@ -55,18 +55,18 @@ def join_attention(out: Tensor, logs: Tensor, other: Tensor, other_logs: Tensor)
     """
     check_join_shapes(out, logs, other, other_logs)
     num_tokens, num_heads, head_dim = out.shape
-    _join_attention_kernel[(num_tokens,)](
+    _JOIN_ATTENTION(
+        (num_tokens, 1, 1),
         out,
         logs,
         other,
         other_logs,
         num_tokens,
         HEADS=num_heads,
-        PADDED_HEADS=triton.next_power_of_2(num_heads),
+        PADDED_HEADS=padded(num_heads),
         HEAD_DIM=head_dim,
-        PADDED_DIM=triton.next_power_of_2(head_dim),
+        PADDED_DIM=padded(head_dim),
         num_warps=4,
-        **dependent_launch(out.device),
     )
 
 
@@ -138,3 +138,7 @@ def _join_attention_kernel(  # noqa: PLR0917 -- as above
     joined = numbers * tl.exp(ours - both)[:, None] + others * tl.exp(theirs - both)[:, None]
     tl.store(out + place, joined.to(out.dtype.element_ty), mask=is_place)
     tl.store(logs + head * num_tokens + token, both, mask=is_head)
+
+
+_GATHER_CONTEXT = Launch(_gather_context_kernel)
+_JOIN_ATTENTION = Launch(_join_attention_kernel)

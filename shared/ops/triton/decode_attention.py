@@ -1,10 +1,11 @@
-"""Paged decode attention in one launch: split along the context, joined by whoever comes last.
+"""Paged decode attention behind the rotation: split along the context, joined by the last part.
 
 A thread block takes one KV head of one sequence, with all the query heads that share it as rows of
 one matrix, over one part of the context.  The grid follows from the batch size and the longest
 context that may come; how many of a sequence's parts have work follows, on the device, from its
 length.  The part that is done last, by an atomic counter, joins all of them, which saves every
-layer a second launch.
+layer another launch.  Rotation and KV write stay a launch of their own: inside this kernel they
+would save it, but take registers that cost more.
 """
 
 from __future__ import annotations
@@ -13,16 +14,15 @@ import math
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from shared.ops.decode_attention import check_decode_shapes
 from shared.ops.errors import ShapeError
-from shared.ops.kv_write import PAD_SLOT
 from shared.ops.pool_pair import PoolPair
 from shared.ops.rope_kv_write import check_rope_shapes
 from shared.ops.triton.decode_attention_kernel import decode_attention_kernel
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, padded
+from shared.ops.triton.rope_kv_write import rope_kv_write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class AttentionPlan:
     """Partial sums that a thread block loads at once while it joins parts: 64 a thread."""
 
 
-FEW = AttentionPlan(target_programs=264, tile_bytes=32 << 10, num_warps=4, joined_elements=8192)
+FEW = AttentionPlan(target_programs=264, tile_bytes=32 << 10, num_warps=4, joined_elements=16384)
 """For a batch that leaves multiprocessors idle: what counts is how long a single part takes."""
 
 MANY = AttentionPlan(target_programs=396, tile_bytes=16 << 10, num_warps=2, joined_elements=4096)
@@ -125,6 +125,7 @@ class DecodeAttention:
         *,
         layer: int,
         scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """Rotate, write and attend with one token a sequence; see `shared.ops.decode_step`.
 
@@ -135,8 +136,7 @@ class DecodeAttention:
             ShapeError: As there, or the call is not what the object was made for.
         """
         num_heads = check_rope_shapes(qkv, pools.own[:, layer], slot_mapping)
-        query = qkv[:, :num_heads]
-        check_decode_shapes(query, pools, block_tables, context_lens)
+        check_decode_shapes(qkv[:, :num_heads], pools, block_tables, context_lens)
         batch, _, head_dim = qkv.shape
         num_kv_heads, block_size = pools.own.shape[3:5]
         if batch > self._max_batch or (num_heads, num_kv_heads, head_dim) != self._heads:
@@ -147,20 +147,19 @@ class DecodeAttention:
         item_bytes = qkv.element_size()
         if head_dim * item_bytes % ALIGNMENT_BYTES:
             raise ShapeError(f"a head of {head_dim} {qkv.dtype} is no multiple of 16 bytes")
-        if not qkv.is_contiguous() or block_tables.stride(1) != 1:
-            raise ShapeError("a step's heads, and rows of block tables, must be contiguous")
-        out = qkv.new_empty(batch, num_heads, head_dim)
+        if block_tables.stride(1) != 1:
+            raise ShapeError("rows of block tables must be contiguous")
+        query = rope_kv_write(qkv, cos, sin, pools.own[:, layer], slot_mapping)
+        out = torch.empty_like(query)
         plan, num_splits = self.plan(batch), self.num_splits(batch)
         group = num_heads // num_kv_heads
-        padded_dim = triton.next_power_of_2(head_dim)
-        joined_group = triton.next_power_of_2(group)
+        padded_dim = padded(head_dim)
+        joined_group = padded(group)
         block_stride, layer_stride, kv_stride, head_stride = pools.own.stride()[:4]
-        decode_attention_kernel[(num_kv_heads, num_splits, batch)](
+        _DECODE_ATTENTION(
+            (num_kv_heads, num_splits, batch),
             out,
-            qkv,
-            cos,
-            sin,
-            slot_mapping,
+            query,
             pools.bases,
             block_tables,
             context_lens,
@@ -169,6 +168,8 @@ class DecodeAttention:
             self._counters,
             layer,
             scale * LOG2_E,
+            query.stride(0),
+            query.stride(1),
             block_tables.stride(0),
             BLOCK_STRIDE=block_stride,
             LAYER_STRIDE=layer_stride,
@@ -178,22 +179,23 @@ class DecodeAttention:
             ITEM_BYTES=item_bytes,
             GROUP=group,
             # The matrix units take no fewer than 16 rows.
-            PADDED_GROUP=max(16, triton.next_power_of_2(group)),
+            PADDED_GROUP=max(16, padded(group)),
             HEAD_DIM=head_dim,
             PADDED_DIM=padded_dim,
-            PAD=PAD_SLOT,
             TILE=_tile_tokens(plan, head_dim, item_bytes),
             MAX_SPLITS=MAX_SPLITS,
             JOINED_GROUP=joined_group,
             JOINED_PARTS=max(1, plan.joined_elements // (joined_group * padded_dim)),
+            WINDOW=window or 0,
             num_warps=plan.num_warps,
             num_stages=NUM_STAGES,
-            **dependent_launch(qkv.device),
         )
         return out
 
 
 def _tile_tokens(plan: AttentionPlan, head_dim: int, item_bytes: int) -> int:
     """Return how many tokens a thread block loads at once; the matrix units take at least 16."""
-    padded_dim: int = triton.next_power_of_2(head_dim)
-    return max(16, plan.tile_bytes // (padded_dim * item_bytes))
+    return max(16, plan.tile_bytes // (padded(head_dim) * item_bytes))
+
+
+_DECODE_ATTENTION = Launch(decode_attention_kernel)

@@ -10,10 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit(do_not_specialize=["layer"])
 def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by position
     out: tl.tensor,
-    qkv: tl.tensor,
-    cos: tl.tensor,
-    sin: tl.tensor,
-    slot_mapping: tl.tensor,
+    query: tl.tensor,
     bases: tl.tensor,
     block_tables: tl.tensor,
     context_lens: tl.tensor,
@@ -22,6 +19,8 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     counters: tl.tensor,
     layer: tl.tensor,
     log2_scale: tl.tensor,
+    query_row_stride: tl.tensor,
+    query_head_stride: tl.tensor,
     table_stride: tl.tensor,
     BLOCK_STRIDE: tl.constexpr,
     LAYER_STRIDE: tl.constexpr,
@@ -33,30 +32,34 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     PADDED_GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
-    PAD: tl.constexpr,
     TILE: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     JOINED_GROUP: tl.constexpr,
     JOINED_PARTS: tl.constexpr,
+    WINDOW: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ) -> None:
     """Attend over one part of one sequence's context; strides are in elements."""
     if IS_DEPENDENT:
         gdc_launch_dependents()
     kv_head = tl.program_id(0)
-    num_kv_heads = tl.num_programs(0)
     part = tl.program_id(1)
     num_splits = tl.num_programs(1)
     sequence = tl.program_id(2).to(tl.int64)
     context_len = tl.load(context_lens + sequence)
 
+    # Behind a sliding window nothing is read.
+    begin = context_len * 0
+    if WINDOW > 0:
+        begin = tl.maximum(context_len - WINDOW, 0)
     # Parts are equal in tiles, so a short context has fewer of them and none is empty.  A padding
     # row keeps one, which writes its zeros.
-    tiles_a_part = tl.maximum(tl.cdiv(tl.cdiv(context_len, TILE), num_splits), 1)
-    num_parts = tl.maximum(tl.cdiv(context_len, tiles_a_part * TILE), 1)
+    num_live = context_len - begin
+    tiles_a_part = tl.maximum(tl.cdiv(tl.cdiv(num_live, TILE), num_splits), 1)
+    num_parts = tl.maximum(tl.cdiv(num_live, tiles_a_part * TILE), 1)
     if part >= num_parts:
         return
-    first_token = part * tiles_a_part * TILE
+    first_token = begin + part * tiles_a_part * TILE
     end_token = tl.minimum(first_token + tiles_a_part * TILE, context_len)
 
     row = tl.arange(0, PADDED_GROUP)
@@ -66,18 +69,18 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
     is_output = is_row[:, None] & is_dim[None, :]
     head = kv_head * GROUP + row
 
-    pointer = tl.pointer_type(qkv.dtype.element_ty)
+    pointer = tl.pointer_type(query.dtype.element_ty)
     own_base = tl.load(bases)
     peer_base = tl.load(bases + 1)
     head_offset = layer.to(tl.int64) * LAYER_STRIDE + kv_head * HEAD_STRIDE
     table = block_tables + sequence * table_stride
 
-    # The first tile is on its way before this step's query is there.  Only the newest token is of
-    # this step, so it alone comes behind the wait, and not from the pool.
+    # The first tile is on its way before this step's query is there.  Only the newest token was
+    # written in this step, so it alone is loaded behind the wait.
     newest = context_len - 1
     token = first_token + tl.arange(0, TILE)
     is_old = token < tl.minimum(end_token, newest)
-    entry = tl.load(table + token // BLOCK_SIZE, mask=is_old, other=0)
+    entry = tl.load(table + token // BLOCK_SIZE, mask=token < end_token, other=0)
     address = _address(
         entry,
         token,
@@ -102,41 +105,35 @@ def decode_attention_kernel(  # noqa: PLR0917 -- a launch passes pointers by pos
         mask=is_old[:, None] & is_dim[None, :],
         other=0.0,
     )
+    is_newest = token == newest
+    has_newest = (newest >= first_token) & (newest < first_token + TILE)
+    newest_entry = tl.load(table + newest // BLOCK_SIZE, mask=has_newest, other=0)
+    newest_address = _address(
+        newest_entry,
+        newest,
+        own_base,
+        peer_base,
+        head_offset,
+        BLOCK_STRIDE,
+        BLOCK_SIZE,
+        HEAD_DIM,
+        ITEM_BYTES,
+    )
     if IS_DEPENDENT:
         gdc_wait()
-
-    # Rotated here, where the numbers are read anyway.
-    heads = qkv + sequence * (num_kv_heads * (GROUP + 2)) * HEAD_DIM
-    swapped = tl.where(dim < HEAD_DIM // 2, dim + HEAD_DIM // 2, dim - HEAD_DIM // 2)
-    turn = tl.load(cos + sequence * HEAD_DIM + dim, mask=is_dim, other=0.0)
-    swapped_turn = tl.load(sin + sequence * HEAD_DIM + dim, mask=is_dim, other=0.0)
-    queries = tl.load(heads + head[:, None] * HEAD_DIM + dim[None, :], mask=is_output, other=0.0)
-    partners = tl.load(
-        heads + head[:, None] * HEAD_DIM + swapped[None, :], mask=is_output, other=0.0
+    queries = tl.load(
+        query + sequence * query_row_stride + head[:, None] * query_head_stride + dim[None, :],
+        mask=is_output,
+        other=0.0,
     )
-    turned = queries.to(tl.float32) * turn[None, :]
-    turned += partners.to(tl.float32) * swapped_turn[None, :]
-    queries = turned.to(queries.dtype)
-
-    # The last part has the newest token: its key and value are the step's own, and are kept.
-    has_newest = (part == num_parts - 1) & (context_len > 0)
-    is_new_dim = has_newest & is_dim
-    newest_key = heads + (num_kv_heads * GROUP + kv_head) * HEAD_DIM
-    key = tl.load(newest_key + dim, mask=is_new_dim, other=0.0)
-    key_partner = tl.load(newest_key + swapped, mask=is_new_dim, other=0.0)
-    key = (key.to(tl.float32) * turn + key_partner.to(tl.float32) * swapped_turn).to(key.dtype)
-    value = tl.load(newest_key + num_kv_heads * HEAD_DIM + dim, mask=is_new_dim, other=0.0)
-    slot = tl.load(slot_mapping + sequence)
-    new_place = (slot // BLOCK_SIZE) * BLOCK_STRIDE + head_offset + (slot % BLOCK_SIZE) * HEAD_DIM
-    is_written = is_new_dim & (slot != PAD)
-    target = (own_base + new_place * ITEM_BYTES).to(pointer) + dim
-    tl.store(target, key, mask=is_written)
-    tl.store(target + KV_STRIDE, value, mask=is_written)
-    is_newest = token == newest
-    keys = tl.where(is_newest[None, :], key[:, None], keys)
-    values = tl.where(is_newest[:, None], value[None, :], values)
-    # A later tile reads the newest token from the pool, whichever thread wrote it.
-    tl.debug_barrier()
+    newest_key = tl.load(newest_address.to(pointer) + dim, mask=has_newest & is_dim, other=0.0)
+    newest_value = tl.load(
+        (newest_address + KV_STRIDE * ITEM_BYTES).to(pointer) + dim,
+        mask=has_newest & is_dim,
+        other=0.0,
+    )
+    keys = tl.where(is_newest[None, :], newest_key[:, None], keys)
+    values = tl.where(is_newest[:, None], newest_value[None, :], values)
 
     highest = tl.full([PADDED_GROUP], float("-inf"), tl.float32)
     total = tl.zeros([PADDED_GROUP], tl.float32)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.ops.errors import ShapeError
 from shared.ops.norm import rms_norm as reference_rms_norm
 from shared.ops.triton.activation import silu_mul
 from shared.ops.triton.argmax import argmax
@@ -105,10 +104,7 @@ class TritonOps:
 
         Raises:
             RuntimeError: `prepare_decode` was not called.
-            ShapeError: There is a sliding window, which this kernel does not have.
         """
-        if window is not None:
-            raise ShapeError(f"a sliding window of {window} tokens needs another kernel")
         if self._attend is None:
             raise RuntimeError("prepare_decode comes before the first decode")
         return self._attend(
@@ -121,6 +117,7 @@ class TritonOps:
             context_lens,
             layer=layer,
             scale=scale,
+            window=window,
         )
 
     def argmax(self, logits: Tensor) -> Tensor:

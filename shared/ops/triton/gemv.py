@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from shared.ops.errors import ShapeError
-from shared.ops.triton.dependent_launch import dependent_launch
 from shared.ops.triton.gemv_kernel import gemv_kernel
+from shared.ops.triton.launch import Launch, ceil_div
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,8 @@ def gemv(
         raise ShapeError(f"{[*residual.shape]} cannot take a row of {num_outputs}")
     else:
         out = residual
-    gemv_kernel[(triton.cdiv(num_outputs, plan.outputs),)](
+    _GEMV(
+        (ceil_div(num_outputs, plan.outputs), 1, 1),
         out,
         x,
         weight,
@@ -92,6 +92,8 @@ def gemv(
         IS_GATE=is_gate,
         IS_SUM=residual is not None,
         num_warps=plan.num_warps,
-        **dependent_launch(x.device),
     )
     return out
+
+
+_GEMV = Launch(gemv_kernel)

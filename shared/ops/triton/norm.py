@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shared.ops.errors import ShapeError
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, padded
 
 ELEMENTS_A_WARP = 512
 """16 a thread: two loads of 16 bytes in bfloat16."""
@@ -45,8 +45,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     if weight.shape != (width,) or not x.is_contiguous():
         raise ShapeError(f"rows of {width} need as many weights, not {[*weight.shape]}")
     normed = torch.empty_like(x)
-    padded_width = triton.next_power_of_2(width)
-    _rms_norm_kernel[(num_tokens,)](
+    padded_width = padded(width)
+    _RMS_NORM(
+        (num_tokens, 1, 1),
         normed,
         x,
         x if residual is None else residual,
@@ -56,7 +57,6 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         PADDED_WIDTH=padded_width,
         HAS_RESIDUAL=residual is not None,
         num_warps=min(MAX_WARPS, max(1, padded_width // ELEMENTS_A_WARP)),
-        **dependent_launch(x.device),
     )
     return normed
 
@@ -92,3 +92,6 @@ def _rms_norm_kernel(  # noqa: PLR0917 -- a launch passes pointers by position
     mean_square = tl.sum(wide * wide, 0) / WIDTH
     result = wide * tl.rsqrt(mean_square + eps) * scales
     tl.store(normed + first + column, result.to(row.dtype), mask=is_column)
+
+
+_RMS_NORM = Launch(_rms_norm_kernel)

@@ -5,7 +5,7 @@ of the attention over it.  Then
 
 *   long chunks go to cuDNN, the fastest there is on Hopper.  It compiles for every shape (some
     70 ms) and its causal mask begins at the first key, so a chunk becomes a square over its own
-    tokens, padded to a multiple of 512, and the context before it is cut into pieces of 512 times
+    tokens, padded to a multiple of 256, and the context before it is cut into pieces of 512 times
     a power of two.  So there are few shapes, and `warm_up` can compile them all;
 *   short ones go to FlashAttention, which takes any shape;
 *   what neither takes (float32, wide heads) goes to the reference.
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNIT = 512
-"""Tokens; squares and pieces of cuDNN's are multiples."""
+"""Tokens of the smallest piece."""
+
+SQUARE_UNIT = 256
+"""Squares are multiples of so many tokens: half of it is computed in vain, on average."""
 
 MIN_SQUARE = 1024
 """Chunks of fewer tokens take FlashAttention: padding would cost more than cuDNN saves."""
@@ -37,7 +40,12 @@ MAX_HEAD_DIM = 128
 
 
 def prefill_attention(
-    query: Tensor, kv_layer: Tensor, spans: Sequence[SequenceSpan], *, scale: float
+    query: Tensor,
+    kv_layer: Tensor,
+    spans: Sequence[SequenceSpan],
+    *,
+    scale: float,
+    peer_layer: Tensor | None = None,
 ) -> Tensor:
     """Return causal attention of every query; see `shared.ops.attention.paged_attention`.
 
@@ -45,9 +53,9 @@ def prefill_attention(
         ShapeError: As there.
     """
     head_dim = query.shape[2]
-    is_windowed = any(span.window is not None for span in spans)
-    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8 or is_windowed:
-        return paged_attention(query, kv_layer, spans, scale=scale)
+    is_special = any(span.window is not None or span.num_in_place for span in spans)
+    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8 or is_special:
+        return paged_attention(query, kv_layer, spans, scale=scale, peer_layer=peer_layer)
     outputs = [
         (_attend_square if span.query_len >= MIN_SQUARE else _attend_any)(
             query[span.query_start : span.query_start + span.query_len], kv_layer, span, scale
@@ -73,7 +81,7 @@ def warm_up(kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context
     pieces = [UNIT << power for power in range(max_context_len.bit_length())]
     pieces = [piece for piece in pieces if piece < max_context_len]
     context = kv_layer.new_zeros(2, max(longest, *pieces, 0), num_kv_heads, head_dim)
-    for square in range(MIN_SQUARE, longest + 1, UNIT):
+    for square in range(MIN_SQUARE, longest + 1, SQUARE_UNIT):
         query = kv_layer.new_zeros(square, num_heads, head_dim)
         _cudnn(query, context[:, :square], is_causal=True, scale=1.0)
         for piece in pieces:
@@ -158,4 +166,4 @@ def _pieces(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _rounded_up(length: int) -> int:
-    return -(-length // UNIT) * UNIT
+    return -(-length // SQUARE_UNIT) * SQUARE_UNIT

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from shared.ops.errors import ShapeError
 from shared.ops.kv_write import PAD_SLOT
 from shared.ops.rope_kv_write import check_rope_shapes
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, ceil_div, padded
 
 HEADS_A_PROGRAM = 8
 """Small, so that a single token still keeps several multiprocessors busy."""
@@ -32,7 +32,8 @@ def rope_kv_write(
     if kv_layer.stride()[3:] != (head_dim, 1) or not qkv.is_contiguous():
         raise ShapeError("a head's tokens in the pool, and the step's heads, must be contiguous")
     query = qkv.new_empty(num_tokens, num_heads, head_dim)
-    _rope_kv_write_kernel[(num_tokens, triton.cdiv(num_all_heads, HEADS_A_PROGRAM))](
+    _ROPE_KV_WRITE(
+        (num_tokens, ceil_div(num_all_heads, HEADS_A_PROGRAM), 1),
         query,
         qkv,
         cos,
@@ -46,11 +47,10 @@ def rope_kv_write(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=kv_layer.shape[2],
         HEAD_DIM=head_dim,
-        PADDED_HALF=triton.next_power_of_2(head_dim // 2),
+        PADDED_HALF=padded(head_dim // 2),
         HEADS=HEADS_A_PROGRAM,
         PAD=PAD_SLOT,
         num_warps=4 if qkv.dtype is torch.float32 else 2,
-        **dependent_launch(qkv.device),
     )
     return query
 
@@ -111,3 +111,6 @@ def _rope_kv_write_kernel(  # noqa: PLR0917 -- a launch passes pointers by posit
         is_written = (index >= 0)[:, None] & is_read
         tl.store(target, new_low, mask=is_written)
         tl.store(target + HALF, new_high, mask=is_written)
+
+
+_ROPE_KV_WRITE = Launch(_rope_kv_write_kernel)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, padded
 
 
 def rotary_angles(positions: Tensor, inverse_wavelengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,15 +18,15 @@ def rotary_angles(positions: Tensor, inverse_wavelengths: Tensor) -> tuple[Tenso
         torch.empty(num_tokens, 1, 2 * half, dtype=torch.float32, device=positions.device)
         for _ in range(2)
     )
-    _rotary_angles_kernel[(num_tokens,)](
+    _ROTARY_ANGLES(
+        (num_tokens, 1, 1),
         cos,
         sin,
         positions,
         inverse_wavelengths,
         HALF=half,
-        PADDED_HALF=triton.next_power_of_2(half),
+        PADDED_HALF=padded(half),
         num_warps=1,
-        **dependent_launch(positions.device),
     )
     return cos, sin
 
@@ -56,3 +56,6 @@ def _rotary_angles_kernel(
     tl.store(cos + place + HALF, cosine, mask=is_pair)
     tl.store(sin + place, -sine, mask=is_pair)
     tl.store(sin + place + HALF, sine, mask=is_pair)
+
+
+_ROTARY_ANGLES = Launch(_rotary_angles_kernel)

@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 from torch import Tensor
 
 from shared.ops.errors import ShapeError
 from shared.ops.philox import UNIFORM_BITS
 from shared.ops.sampling import NOISE_SPAN, NOISE_SPAN_SLACK
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, padded
 from shared.ops.triton.sampling_kernel import sample_kernel
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ def sample_batch(logits: Tensor, how: SamplingTensors) -> Tensor:
     if logits.dtype is not torch.float32 or logits.stride(1) != 1:
         raise ShapeError(f"a row's logits must be contiguous float32, not {logits.dtype}")
     chosen = torch.empty(batch, dtype=torch.int64, device=logits.device)
-    sample_kernel[(batch,)](
+    _SAMPLE(
+        (batch, 1, 1),
         chosen,
         logits,
         how.is_greedy,
@@ -60,8 +60,10 @@ def sample_batch(logits: Tensor, how: SamplingTensors) -> Tensor:
         logits.stride(0),
         NOISE_SPAN=NOISE_SPAN + NOISE_SPAN_SLACK,
         UNIFORM_BITS=UNIFORM_BITS,
-        TILE=min(MAX_TILE, triton.next_power_of_2(vocab_size)),
+        TILE=min(MAX_TILE, padded(vocab_size)),
         num_warps=NUM_WARPS,
-        **dependent_launch(logits.device),
     )
     return chosen
+
+
+_SAMPLE = Launch(sample_kernel)

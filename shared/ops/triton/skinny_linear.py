@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from shared.ops.errors import ShapeError
-from shared.ops.triton.dependent_launch import dependent_launch
+from shared.ops.triton.launch import Launch, ceil_div, padded
 from shared.ops.triton.skinny_kernel import skinny_kernel
 
 MAX_ROWS = 64
@@ -43,7 +42,7 @@ class SkinnyPlan:
         """Whether a product of this shape can be cut so, and its parts kept."""
         if width % (self.columns * self.splits):
             return False
-        num_tiles = triton.cdiv(num_outputs, self.outputs)
+        num_tiles = ceil_div(num_outputs, self.outputs)
         num_partials = num_tiles * self.outputs * self.splits * _padded_rows(num_rows)
         return self.splits == 1 or (num_tiles <= MAX_TILES and num_partials <= MAX_PARTIALS)
 
@@ -84,7 +83,7 @@ class SkinnyLinear:
         """
         num_rows, width = x.shape
         num_outputs = weight.shape[0] // (2 if is_gate else 1)
-        num_tiles = triton.cdiv(num_outputs, plan.outputs)
+        num_tiles = ceil_div(num_outputs, plan.outputs)
         if weight.shape[1] != width or num_rows > MAX_ROWS or weight.dtype is not x.dtype:
             raise ShapeError(
                 f"{[*weight.shape]} {weight.dtype} is no matrix for rows {[*x.shape]} {x.dtype}, "
@@ -100,7 +99,8 @@ class SkinnyLinear:
             raise ShapeError(f"{[*residual.shape]} cannot take {num_rows} rows of {num_outputs}")
         else:
             out = residual
-        skinny_kernel[(num_tiles, plan.splits)](
+        _SKINNY(
+            (num_tiles, plan.splits, 1),
             out,
             x,
             weight,
@@ -117,11 +117,13 @@ class SkinnyLinear:
             IS_GATE=is_gate,
             IS_SUM=residual is not None,
             num_warps=plan.num_warps,
-            **dependent_launch(x.device),
         )
         return out
 
 
 def _padded_rows(num_rows: int) -> int:
     """Return how many rows are computed; the matrix units take no fewer than 16."""
-    return max(16, int(triton.next_power_of_2(num_rows)))
+    return max(16, padded(num_rows))
+
+
+_SKINNY = Launch(skinny_kernel)

@@ -5,17 +5,30 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu.model_checks import check_decode_follows_prefill, check_output_rows
+from tests.gpu.model_checks import (
+    FAMILIES,
+    check_decode_follows_prefill,
+    check_device_equals_cpu,
+    check_output_rows,
+)
 
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_decoded_tokens_equal_prefilled_ones(dtype: torch.dtype) -> None:
+def test_decoded_tokens_equal_prefilled_ones(dtype: torch.dtype, family: str) -> None:
     """Over both pools, with a padding row."""
-    check_decode_follows_prefill(dtype, "cuda")
+    check_decode_follows_prefill(dtype, "cuda", family=family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_family_s_logits_are_a_cpu_s(dtype: torch.dtype, family: str) -> None:
+    """Biases, norms of heads and scaled rotations go through the same kernels."""
+    check_device_equals_cpu(dtype, "cuda", family)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

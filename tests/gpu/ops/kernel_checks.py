@@ -57,6 +57,7 @@ class Attention:
     num_layers: int = 2
     dtype: torch.dtype = torch.float32
     plan: AttentionPlan | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +127,9 @@ def kernel_for(case: Attention, device: str) -> DecodeAttention:
     )
 
 
-def in_float64(inputs: AttentionInputs, *, layer: int, scale: float) -> tuple[Tensor, Tensor]:
+def in_float64(
+    inputs: AttentionInputs, *, layer: int, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     """Return the reference's result computed in float64, and its own pool."""
     pools = PoolPair.of(inputs.pools.own.double(), inputs.pools.peer.double())
     attended = decode_step(
@@ -139,6 +142,7 @@ def in_float64(inputs: AttentionInputs, *, layer: int, scale: float) -> tuple[Te
         inputs.context_lens,
         layer=layer,
         scale=scale,
+        window=window,
     )
     return attended, pools.own
 
@@ -147,9 +151,10 @@ def check_decode_attention(case: Attention, device: str) -> float:
     """Return the error; twice with the same scratch memory, which must be left as it was found."""
     inputs, kernel = attention_inputs(case, device), kernel_for(case, device)
     layer, scale = case.num_layers - 1, case.head_dim**-0.5
-    expected, expected_pool = in_float64(inputs, layer=layer, scale=scale)
-    first = kernel(*vars(inputs).values(), layer=layer, scale=scale)
-    second = kernel(*vars(inputs).values(), layer=layer, scale=scale)
+    how = {"layer": layer, "scale": scale, "window": case.window}
+    expected, expected_pool = in_float64(inputs, **how)
+    first = kernel(*vars(inputs).values(), **how)
+    second = kernel(*vars(inputs).values(), **how)
     assert torch.equal(first, second)
     error = relative_error(first, expected)
     assert error < MAX_ERROR[case.dtype], f"{case}: off by {error:.1e}"

@@ -57,6 +57,13 @@ def test_attention_over_blocks_of_any_size(block_size: int) -> None:
     check_decode_attention(case, "cuda")
 
 
+@pytest.mark.parametrize("window", [1, 100, 1_024, 5_000])
+def test_attention_within_a_window(window: int) -> None:
+    """Within a block, over several parts, and longer than every context."""
+    case = Attention(context_lens=(4_000, 0, 900, 1), window=window, dtype=torch.bfloat16)
+    check_decode_attention(case, "cuda")
+
+
 def test_many_launches_in_a_row_give_the_same_bits() -> None:
     """Parts are counted and joined by whichever comes last: a race would move the result."""
     case = Attention(context_lens=(4_000, 17, 900), num_kv_heads=8, dtype=torch.bfloat16)
@@ -78,7 +85,7 @@ def test_a_captured_graph_follows_the_tables_and_the_peer() -> None:
         cos=first.cos.clone(),
         sin=first.sin.clone(),
         slot_mapping=first.slot_mapping.clone(),
-        pools=PoolPair.of(first.pools.own, first.pools.peer),
+        pools=PoolPair.of(first.pools.own.clone(), first.pools.peer.clone()),
         block_tables=torch.zeros_like(first.block_tables),
         context_lens=first.context_lens.clone(),
     )
@@ -87,8 +94,7 @@ def test_a_captured_graph_follows_the_tables_and_the_peer() -> None:
         out = kernel(*vars(held).values(), layer=1, scale=0.125)
     for inputs in (first, second, first):
         # A new epoch: the same own pool, the peer elsewhere.
-        held.pools.own.copy_(first.pools.own)
-        held.pools.own[: len(inputs.pools.own)] = inputs.pools.own[: len(held.pools.own)]
+        held.pools.own.copy_(inputs.pools.own)
         held.pools.with_peer(inputs.pools.peer)
         for name in ("qkv", "cos", "sin", "slot_mapping", "context_lens"):
             getattr(held, name).copy_(getattr(inputs, name))

@@ -78,7 +78,8 @@ class App:
         await self.daemon._engine.stop()
         if self.daemon._parts is not None:
             for session in self.daemon._parts.desk.sessions:
-                session.close_mapping()
+                if session.is_mapped:
+                    session.peer_pool.close()
         for prefilld in self.prefillds:
             prefilld.socket.close()
             prefilld.page.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from decoded.metrics import STAGES, DecodeMetrics
 from decoded.overview import Overview
+from decoded.sequence import HandoffTimes
 from protocol import messages as wire
 from shared.metrics import Metrics
 from tests.support.exposition import Exposition
@@ -97,6 +99,26 @@ def test_every_token_and_stage_of_an_answer_is_counted(play: Play) -> None:
         await world.settled()
 
     play(scene)
+
+
+@pytest.mark.parametrize(
+    ("copy_start_ns", "copy_done_ns", "expected_ns"),
+    [
+        (400, 700, [100, 200, 300, 300]),
+        (50, 700, [100, 0, 500, 300]),  # it began while prefill still ran
+        (50, 150, [100, 0, 0, 800]),  # and had ended by then
+        (0, 0, [100, 0, 0, 800]),  # nothing was copied: blocks are read in place
+    ],
+)
+def test_stages_of_a_hand_over_add_up_whatever_ran_beside_prefill(
+    copy_start_ns: int, copy_done_ns: int, expected_ns: list[int]
+) -> None:
+    metrics = Metrics()
+    times = HandoffTimes(100, 200, copy_start_ns, copy_done_ns, 1000)
+    sequence = SimpleNamespace(times=times, state=SimpleNamespace(first_token_ns=90))
+    DecodeMetrics(metrics).second_token(sequence)  # type: ignore[arg-type]
+    values = Exposition(metrics.exposition()).by_label("kvpair_handoff_stage_seconds_sum", "stage")
+    assert [values[stage] for stage in STAGES] == pytest.approx([ns / 1e9 for ns in expected_ns])
 
 
 @pytest.mark.parametrize(("num_second", "num_gaps"), [(0, 3), (1, 2), (3, 0)])

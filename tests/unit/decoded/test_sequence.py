@@ -27,7 +27,7 @@ def adopt(handoff: wire.Handoff) -> tuple[Sequence, Piece]:
 def test_a_sequence_goes_on_where_prefilld_stopped() -> None:
     """The first token was sampled there and is computed here."""
     sequence, piece = adopt(changed(HANDOFF, ids=[65], sampling=wire.Sampling(seed=7)))
-    sequence.blocks = [3, 4]
+    sequence.settle([3, 4], [])
     assert piece.is_empty
     assert (sequence.times.sent_ns, sequence.times.adopted_ns, sequence.lease_id) == (4, 99, 1)
     step = sequence.next_step()

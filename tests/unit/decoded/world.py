@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from decoded.access import Access
 from decoded.adoption import AdoptionDesk
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
@@ -192,8 +193,10 @@ class World:
             on_work=self.wake,
         )
         self.pool = LocalPool(host.layout, fill=float("nan"))
+        self.turns = make_turns(host, self.pool)
+        self.access = Access("pull", "the test says so")
         self.loop = DecodeLoop(
-            turns=make_turns(host, self.pool),
+            turns=self.turns,
             engine=self.engine,
             layout=host.layout,
             scheduler=self.scheduler,
@@ -235,6 +238,10 @@ class World:
     def is_all_free(self) -> bool:
         return self.allocator.counts().free == NUM_BLOCKS - 1
 
+    def tick(self) -> None:
+        """Look after the links once, as the daemon does now and then."""
+        self.desk.tick()
+
     async def settled(self) -> None:
         """Wait until nothing is left, and check the books."""
         await until(lambda: self.is_all_free and self.book.is_idle)
@@ -248,7 +255,8 @@ class World:
             sequence.stream.close()
         for session in self.sessions:
             session.leave()
-            session.close_mapping()
+            if session.is_mapped:
+                session.peer_pool.close()
         for prefilld in self.prefillds:
             prefilld.socket.close()
             prefilld.page.close()
@@ -273,7 +281,11 @@ class World:
             socket=visitor.socket,
             hello=hello,
             pid=visitor.credentials.pid,
-            intake=self.desk.new_intake(),
+            intake=self.desk.new_intake(
+                block_size=self.host.layout.block_size, is_direct=self.access.way == "direct"
+            ),
+            access=self.access,
+            turns=self.turns,
             handler=self.desk,
             loop=asyncio.get_running_loop(),
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from prefilld.admission import Admission, Bounds, _handoff_bytes
+from prefilld.admission import Admission, Bounds
+from prefilld.handoff_messages import largest_handoff_bytes
 from prefilld.request import Prompt
 from protocol.codec import encode_message, validate
 from protocol.errors import RequestError
@@ -301,7 +302,7 @@ def test_no_handoff_is_larger_than_it_was_judged(admission: Admission, host: Mod
     prompt = admission.judge(message, ROOMY)
     largest = largest_handoff(prompt)
     validate(largest)
-    assert len(encode_message(largest)) <= _handoff_bytes(prompt)
+    assert len(encode_message(largest)) <= largest_handoff_bytes(prompt)
 
 
 def largest_handoff(prompt: Prompt) -> Handoff:

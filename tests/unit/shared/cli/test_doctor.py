@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.tiny_gguf import TinyGguf
+from tests.support.tiny_hub import write_hub_model, write_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +36,16 @@ def test_a_healthy_machine_is_told_so_in_lines(kvpair: Kvpair, model_file: Path)
     for check in ("software", "configuration", "memfd", "limits", "GPU", "model", "memory"):
         assert any(line[6:].startswith(check) for line in lines), check
     assert "\x1b" not in output
+
+
+def test_a_directory_of_a_model_is_read_as_well(kvpair: Kvpair, tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    write_hub_model(folder)
+    write_tokenizer(folder)
+    _, output, _ = kvpair("doctor", "--json", "--model", str(folder))
+    finding = findings(output)["model"]
+    assert (finding["verdict"], str(folder) in finding["text"]) == ("ok", True)
+    assert "memory" in findings(output), "and its size is known"
 
 
 def test_every_finding_that_is_not_well_says_what_to_do(kvpair: Kvpair, tmp_path: Path) -> None:

@@ -61,6 +61,33 @@ def test_an_empty_step_is_refused() -> None:
         build_batch([], LAYOUT, CPU)
 
 
+def test_leading_blocks_may_be_the_peer_s() -> None:
+    """They are named `~block`; what is written goes to our own."""
+    peer = torch.zeros(50, 1)
+    step = SequenceStep(token_ids=[5], start_position=8, block_table=[~40, ~2, 7], sampling=None)
+    batch = build_batch([step], LAYOUT, CPU, peer=peer)
+    (span,) = batch.spans
+    assert (span.block_table.tolist(), span.num_in_place) == ([40, 2, 7], 2)
+    assert batch.slot_mapping.tolist() == [7 * LAYOUT.block_size]
+    assert batch.peer is peer
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ([~40, ~2, ~7], "would write to the peer's pool"),
+        ([~50, ~2, 7], "a block of the peer's outside 1 to 49"),
+        ([~0, ~2, 7], "a block of the peer's outside 1 to 49"),
+        ([~40, ~2, 0], "a block outside 1 to"),
+        ([~40, 2, ~7], "a block outside 1 to"),
+    ],
+)
+def test_blocks_of_the_peer_s_that_cannot_be_are_refused(table: list[int], says: str) -> None:
+    step = SequenceStep(token_ids=[5], start_position=8, block_table=table, sampling=None)
+    with pytest.raises(ValueError, match=says):
+        build_batch([step], LAYOUT, CPU, peer=torch.zeros(50, 1))
+
+
 def test_hidden_states_are_wanted_where_a_token_is_sampled() -> None:
     """The last layer is computed for no others; who asks for all gets all."""
     decode = SequenceStep(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.model.answer import AnswerAssembler, FinishReason, Piece
+from shared.model.hub_tokenizer import hub_tokenizer
+from tests.support.tiny_hub import TEXTS, write_tokenizer
+
+if TYPE_CHECKING:
+    from shared.model.tokenizer import Tokenizer
 
 PIECES = ("a", "b", " the", "ab", "€", "")
 BYTES = (*(piece.encode() for piece in PIECES), b"\xe2", b"\x82", b"\xac", b"\xff")
@@ -273,3 +280,43 @@ def test_a_stop_string_that_begins_in_the_shortest_answer_is_none() -> None:
 def test_the_longest_answer_may_be_the_shortest() -> None:
     answer = assembler(min_tokens=2, max_tokens=2, stop=("b",))
     assert [piece.finish for piece in push_all(answer, [A, B])] == [None, "length"]
+
+
+# --- against transformers --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+    """Ours and transformers' over one vocabulary of merged pieces."""
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    return hub_tokenizer(folder, vocab_size=384), theirs
+
+
+@pytest.mark.parametrize("stop", ["blue", "e sk", "? Be", "scatters blue l", "y", "nowhere"])
+def test_a_stop_string_ends_an_answer_with_the_token_at_which_transformers_ends_it(
+    tokenizers: tuple[Tokenizer, Any], stop: str
+) -> None:
+    """Wherever the string begins and ends within tokens; the text is cut before it."""
+    import torch
+    from transformers import StopStringCriteria
+
+    ours, theirs = tokenizers
+    ids = ours.encode(TEXTS[0])[1:]
+    criterion = StopStringCriteria(theirs, [stop])
+    expected = next(
+        (
+            length
+            for length in range(1, len(ids) + 1)
+            if bool(criterion(torch.tensor([ids[:length]]), torch.empty(0)))
+        ),
+        None,
+    )
+    answer = AnswerAssembler(ours.token_bytes, max_tokens=1000, stop_strings=[stop])
+    pieces = push_all(answer, ids)
+    assert (answer.num_sampled if answer.finish else None) == expected
+    if expected is not None:
+        assert "".join(piece.text for piece in pieces) == TEXTS[0][: TEXTS[0].index(stop)]

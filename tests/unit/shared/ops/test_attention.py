@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.ops.attention import SequenceSpan, paged_attention
+from shared.ops.attention import SequenceSpan, paged_attention, row_spans
 from shared.ops.errors import ShapeError
 from shared.ops.kv_write import write_kv
 
@@ -128,6 +128,21 @@ def test_heads_that_cannot_be_grouped_are_refused() -> None:
     _, kv_layer, spans = place([Sequence(query_len=1, context_len=1, heads=(2, 2))])
     with pytest.raises(ShapeError, match="3 query heads cannot share 2"):
         paged_attention(torch.zeros(1, 3, HEAD_DIM), kv_layer, spans, scale=SCALE)
+
+
+def test_single_rows_of_a_step_attend_as_they_did_in_it() -> None:
+    """The last layer attends with the wanted rows alone, wherever in a chunk they stand."""
+    torch.manual_seed(3)
+    sequences = [
+        Sequence(query_len=query_len, context_len=context_len, heads=(6, 2))
+        for query_len, context_len in ((5, 5), (1, 7), (6, 15))
+    ]
+    query, kv_layer, spans = place(sequences)
+    rows = (1, 4, 5, 8, 11)
+    alone = list(row_spans(spans, rows, block_size=BLOCK_SIZE))
+    attended = paged_attention(query[list(rows)], kv_layer, alone, scale=SCALE)
+    whole = paged_attention(query, kv_layer, spans, scale=SCALE)
+    torch.testing.assert_close(attended, whole[list(rows)], rtol=1e-5, atol=1e-5)
 
 
 # --- a sliding window ------------------------------------------------------------------------

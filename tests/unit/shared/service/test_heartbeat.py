@@ -128,6 +128,23 @@ def test_a_load_that_moves_buys_time_and_one_that_stands_still_does_not() -> Non
     assert world.beat() == ["WATCHDOG=1"]
 
 
+def test_a_long_load_is_logged_every_three_seconds_and_a_short_one_never() -> None:
+    """Whoever watches a terminal sees that it moves; a log of ordinary starts stays short."""
+    with capture_logs() as logs:
+        world = World()
+        for percent in range(0, 101, 10):
+            world.heart.loaded(percent, 100)
+            world.beat()
+    told = [line["percent"] for line in logs if line["event"] == "model.loading"]
+    assert told == [20, 50, 80]
+    with capture_logs() as logs:
+        quick = World()
+        quick.heart.loaded(100, 100)
+        for _ in range(10):
+            quick.beat()
+    assert [line for line in logs if line["event"] == "model.loading"] == []
+
+
 def test_status_is_told_when_it_changes() -> None:
     world = World(watchdog_s=None)
     assert world.beat() == ["STATUS=serving"]

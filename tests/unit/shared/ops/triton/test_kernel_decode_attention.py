@@ -54,6 +54,15 @@ def test_blocks_of_any_size_are_followed() -> None:
     check_decode_attention(case, "cpu")
 
 
+@pytest.mark.parametrize("window", [1, 7, 100, 1_000])
+def test_a_token_sees_no_farther_than_its_window(window: int) -> None:
+    """Windows within a block, over several parts, and longer than every context."""
+    case = Attention(
+        context_lens=(400, 0, 8, 1), group=2, num_kv_heads=1, head_dim=16, window=window
+    )
+    check_decode_attention(case, "cpu")
+
+
 def test_a_new_peer_is_read_without_a_new_tensor_of_addresses() -> None:
     """A captured graph keeps the tensor: only what is in it may change with an epoch."""
     case = Attention(context_lens=(20,), **SMALL)

@@ -1,0 +1,101 @@
+"""What a person does all day with the real pair: chats, and files of prompts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.pair import Pair
+from tests.support.typed_terminal import CTRL_D, ENTER, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KVPAIR = [sys.executable, "-c", "from shared.cli.main import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("p"), model=tiny_model) as running:
+        yield running
+        running.wait_settled()
+
+
+def kvpair(pair: Pair, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*KVPAIR, *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=pair.environ,
+    )
+
+
+def test_a_chat_in_a_pipe_tells_two_answers_and_their_price(pair: Pair) -> None:
+    """The second question comes with the first one and its answer before it."""
+    result = kvpair(pair, "chat", "--max-tokens=8", "--ignore-eos", text="hello\nagain\n")
+    assert result.returncode == 0
+    told = [line for line in result.stderr.splitlines() if "prompt tokens" in line]
+    first, second = (int(line.split()[1]) for line in told)
+    assert second > first + 8
+    assert all("8 in the answer" in line and "tokens/s" in line for line in told)
+
+
+def test_a_chat_in_a_terminal_answers(pair: Pair, tmp_path: Path) -> None:
+    arguments = ["chat", "--max-tokens=8", "--ignore-eos"]
+    with Terminal([*KVPAIR, *arguments], {**pair.environ, "HOME": str(tmp_path)}) as terminal:
+        terminal.read_until("> ")
+        terminal.type(f"hello{ENTER}")
+        terminal.read_until("tokens/s")
+        terminal.read_until("> ")
+        terminal.type(f"/stats{ENTER}")
+        terminal.read_until("1 answers, 8 tokens in them")
+        terminal.read_until("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+
+
+def test_a_file_of_prompts_is_answered_as_each_prompt_alone(pair: Pair, tmp_path: Path) -> None:
+    """Forty requests, eight at a time, with penalties and seeds; one of the lines is broken."""
+    bodies: list[object] = [
+        {
+            "prompt": [2 + (7 * number + place) % 250 for place in range(5 + number)],
+            "sampling": {"temperature": 2.0, "seed": number, "repetition_penalty": 1.2},
+        }
+        for number in range(40)
+    ]
+    bodies[17] = {"prompt": [1], "sampling": {"top_k": -1}}
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    arguments = [f"--file={prompts}", f"--output={out}", "--max-tokens=6", "--ignore-eos"]
+    result = kvpair(pair, "generate", *arguments)
+    assert result.returncode == 1
+    assert f"{prompts}: line 18: `sampling`" in result.stderr
+    entries = {entry["line"]: entry for entry in map(json.loads, out.read_text().splitlines())}
+    assert sorted(entries) == list(range(1, 41))
+    assert entries.pop(18)["error"]["code"] == "broken-line"
+    for number in (1, 20, 40):
+        body = bodies[number - 1]
+        assert isinstance(body, dict)
+        alone = pair.client.generate(
+            body["prompt"], max_tokens=6, ignore_eos=True, sampling=body["sampling"]
+        )
+        assert entries[number]["tokens"] == list(alone.ids)
+    assert all(len(entry["tokens"]) == 6 for entry in entries.values())
+
+
+def test_a_second_run_asks_only_what_failed(pair: Pair, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "p.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text('"hello"\n{}\n')
+    arguments = ["generate", f"--file={prompts}", f"--output={out}", "--max-tokens=3"]
+    assert kvpair(pair, *arguments).returncode == 1
+    accepted = pair.counter("prefilld", "kvpair_requests_accepted_total")
+    assert "1 of 2 lines answered, 1 of them before" in kvpair(pair, *arguments).stderr
+    assert pair.counter("prefilld", "kvpair_requests_accepted_total") == accepted
