@@ -76,9 +76,9 @@ class BlockAllocator:
     """Hands out the blocks of one pool and knows where each of them is.
 
     Freed blocks are handed out again first, in the order in which they were freed together.
-    Their pages are the ones touched already and the warmest in the caches, so a pool
-    that is larger than its load never becomes resident beyond it.  Holding them back for longer
-    would buy no safety: a late reader is fenced off by its lease's generation, not by luck.
+    Their pages are the ones touched already and the warmest in the caches, so a pool that is larger
+    than its load, and keeps no cache, never becomes resident beyond it.  Holding them back for
+    longer would buy no safety: a late reader is fenced off by its lease's generation, not by luck.
     """
 
     def __init__(self, num_blocks: int) -> None:

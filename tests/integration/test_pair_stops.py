@@ -74,11 +74,11 @@ class Solos:
 
     def __init__(self, pair: Pair, engine: LocalEngine) -> None:
         self._engine = engine
-        self._ids: dict[Ask, list[int]] = {}
+        self._ids: dict[tuple[int, ...], list[int]] = {}
         for ask in (*RUNNING, *LONG):
             with WatchedStreams(pair.socket, [ask]) as alone:
                 (delivered,) = alone.results()
-            self._ids[ask] = delivered.ids
+            self._ids[ask.prompt] = delivered.ids
         pair.wait_settled()
 
     def check(self, streams: WatchedStreams) -> None:
@@ -87,7 +87,7 @@ class Solos:
             assert delivered.end is not None
             check_repeated(
                 delivered.ids,
-                self._ids[ask],
+                self._ids[ask.prompt],
                 prompt_ids=ask.prompt,
                 sampling=SamplingParams(),
                 logits_of=self._engine.prompt_logits,
