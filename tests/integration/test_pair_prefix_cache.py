@@ -29,10 +29,19 @@ NUM_TOKENS = 40
 SAMPLINGS = [Sampling(seed=0), Sampling(temperature=0.9, seed=7)]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
-    """Room for 127 blocks; chunks of 64 tokens, so that most prompts take several."""
-    settings = {"pool.num_blocks": NUM_BLOCKS, "prefilld.token_budget": 64}
+@pytest.fixture(scope="module", params=["pull", "direct"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[Pair]:
+    """Room for 127 blocks; chunks of 64 tokens, so that most prompts take several.
+
+    Where decoded reads in place, whoever shares a block shares it until both answers end.
+    """
+    settings = {
+        "pool.num_blocks": NUM_BLOCKS,
+        "pool.access": request.param,
+        "prefilld.token_budget": 64,
+    }
     with Pair(tmp_path_factory.mktemp("c"), model=tiny_model, settings=settings) as running:
         yield running
         running.wait_settled()

@@ -47,8 +47,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Pair]:
-    """Prompts in one chunk, so that all of a prompt is copied behind its HANDOFF."""
+    """Prompts in one chunk and none of it cached: all of it is copied behind its HANDOFF."""
     settings = {
+        "pool.prefix_cache": False,
         "link.ping_interval_s": 0.25,
         "link.ping_timeout_s": PING_TIMEOUT_S,
         "link.quarantine_s": QUARANTINE_S,
