@@ -78,11 +78,6 @@ class AdoptionDesk:
         return tuple(self._sessions)
 
     @property
-    def is_handover_due(self) -> bool:
-        """Whether blocks were announced whose HANDOFF has not come yet, or is being carried out."""
-        return any(session.is_open and session.intake.is_expecting for session in self._sessions)
-
-    @property
     def has_reservations(self) -> bool:
         """Whether some living link holds a lease."""
         return any(session.is_open and not session.intake.is_empty for session in self._sessions)

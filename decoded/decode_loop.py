@@ -9,7 +9,6 @@ is dropped, and the sequence's blocks are free only once that step is done.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -33,13 +32,6 @@ At the 4 to 8 GB/s of one core they take 4 to 8 ms: a fifth at most of an embedd
 
 IDLE_COPY_BYTES = 256 << 20
 """Bytes to copy in such a turn without a step: bounds how long a cancel waits."""
-
-
-AWAKE_POLL_S = 10e-6
-"""Pause between two looks at the sockets while a hand-over is due; other threads run meanwhile."""
-
-MAX_AWAKE_S = 0.25
-"""How long to stay awake for it without a break: five chunks of a large model's prompt."""
 
 
 class DecodeLoop:
@@ -76,8 +68,6 @@ class DecodeLoop:
         self._num_copies = 0
         """Copies that were submitted and not reported."""
         self._is_submitting = False
-        self._awake_until_s = 0.0
-        """While this lies ahead, the event loop does not sleep."""
 
     def wake(self) -> None:
         """Look again: there may be something to copy, to decode, or to end."""
@@ -87,26 +77,6 @@ class DecodeLoop:
             # Not at once: whoever calls may be in the middle of the books.
             self._is_submitting = True
             asyncio.get_running_loop().call_soon(self._submit_copies, 0)
-        if self._turns.copies_beside_steps and self._desk.is_handover_due:
-            self._stay_awake()
-
-    def _stay_awake(self) -> None:
-        """Look at the sockets without sleeping until the hand-over that is due has come.
-
-        A processor that has gone to sleep takes some tenths of a millisecond to wake up, more than
-        all else that an adoption takes.  A daemon on a GPU has a core to spare for the moment.
-        """
-        now_s = time.monotonic()
-        if self._awake_until_s <= now_s:
-            asyncio.get_running_loop().call_soon(self._look_again)
-        self._awake_until_s = now_s + MAX_AWAKE_S
-
-    def _look_again(self) -> None:
-        if not self._desk.is_handover_due or time.monotonic() >= self._awake_until_s:
-            self._awake_until_s = 0.0
-            return
-        time.sleep(AWAKE_POLL_S)
-        asyncio.get_running_loop().call_soon(self._look_again)
 
     async def run(self) -> None:
         """Take turns, for ever."""

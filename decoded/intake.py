@@ -108,14 +108,6 @@ class Intake(Generic[R]):
         return not self._leases
 
     @property
-    def is_expecting(self) -> bool:
-        """Whether a lease is on its way from its first blocks to a started sequence."""
-        return any(
-            lease.state in (LeaseState.RESERVED, LeaseState.ADOPTED)
-            for lease in self._leases.values()
-        )
-
-    @property
     def held(self) -> list[int]:
         """Leases whose blocks we may still read."""
         return [lease.lease_id for lease in self._leases.values() if lease.targets]

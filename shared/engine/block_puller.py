@@ -1,7 +1,7 @@
 """Pulls blocks out of a mapped pool beside the steps of a GPU: one kernel on a stream of its own.
 
-How many thread blocks the kernel gets is the whole trade: 16 fill NVLink, but every one of them
-takes memory bandwidth and a multiprocessor from the step beside it.
+How many thread blocks the kernel gets is the whole trade: every one of them takes something of the
+memory's bandwidth and of a multiprocessor's registers from the step beside it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-IDLE_PROGRAMS = 64
-"""Thread blocks of a pull while nothing decodes; NVLink is full from 16 on, a GPU's own memory
-needs more."""
+IDLE_PROGRAMS = 128
+"""Thread blocks of a pull while nothing decodes; NVLink is nearly full at 64."""
 
-BUSY_PROGRAMS = 8
-"""Beside decode steps: 150 GB/s and more over NVLink, for about a tenth of the step's speed."""
+BUSY_PROGRAMS = 64
+"""Beside decode steps of the 8B shape, batch 16: 143 GB/s over NVLink, for a fifth of the step's
+speed while it lasts.  Fewer take longer and cost as much in all (`tests.benchmarks.gpu_pull`)."""
 
 
 class PreparedCopy(Protocol):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-NUM_SEEDS, NUM_ROUNDS = 4, 5
-"""In all 20 kills of each daemon."""
+NUM_SEEDS, NUM_ROUNDS = 2, 5
+"""Over both ways of access in all 20 kills of each daemon."""
 NUM_STREAMS = 8
 NUM_TOKENS = 150
 SETTLED_S = 1.0
@@ -75,10 +75,16 @@ class Recovery:
         )
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
+@pytest.fixture(scope="module", params=["pull", "direct"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[Pair]:
     """Chunks of 64 tokens, so that kills also fall between two of them."""
-    settings = {"prefilld.token_budget": 64, "log.level": "info"}
+    settings = {
+        "prefilld.token_budget": 64,
+        "log.level": "info",
+        "pool.access": request.param,
+    }
     with Pair(tmp_path_factory.mktemp("k"), model=tiny_model, settings=settings) as running:
         yield running
 

@@ -16,10 +16,13 @@ from shared.ops.gather_blocks import check_gather_shapes
 WORD_BYTES = 8
 """Blocks are copied as int64, two in a load of 16 bytes, whatever numbers they hold."""
 
-PIECE_WORDS = 8192
-"""64 KiB, what a thread block has in flight: with 16 thread blocks that fills NVLink."""
+PIECE_WORDS = 1024
+"""8 KiB, what a thread block has in flight: 64 of them nearly fill NVLink."""
 
-NUM_WARPS = 8
+NUM_WARPS = 1
+"""A thread block so small fits beside those of a decode step.  One of 8 warps keeps a step's own
+thread blocks off its multiprocessor, and a step whose blocks are as many as the multiprocessors
+then takes two rounds: it was 1.7 times as long, where it is 1.2 times now."""
 
 
 def gather_blocks(
