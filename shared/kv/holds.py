@@ -79,8 +79,10 @@ class BlockHolds:
     def __init__(self, allocator: BlockAllocator, *, block_size: int) -> None:
         self._allocator, self._block_size = allocator, block_size
         self._cache = PrefixCache()
-        self._num_holds = {state: [0] * allocator.num_blocks for state in _STRENGTH}
-        """How many holds each block is in, by their state."""
+        self._num_holds = tuple((state, [0] * allocator.num_blocks) for state in _STRENGTH)
+        """How many holds each block is in, by their state, the strongest first."""
+        self._is_checked = False
+        """Nothing has changed since the books were checked."""
         self._hit_tokens = self._missed_tokens = self._evicted_blocks = 0
 
     @property
@@ -188,9 +190,13 @@ class BlockHolds:
     def check_integrity(self) -> None:
         """Count everything anew and compare; to be called whenever the daemon is idle.
 
+        Where nothing changed since the last time, nothing is counted: a large pool takes long.
+
         Raises:
             IntegrityError: The books contradict each other.
         """
+        if self._is_checked:
+            return
         self._allocator.check_integrity()
         self._cache.check_integrity()
         for block in range(RESERVED_BLOCK + 1, self._allocator.num_blocks):
@@ -201,6 +207,7 @@ class BlockHolds:
                 )
             if self._cache.is_idle(block) is not (state is BlockState.CACHED):
                 raise IntegrityError(f"block {block} is {state.value} and in the wrong line")
+        self._is_checked = True
 
     def _find(self, num_tokens: int, hashes: Sequence[bytes]) -> list[int]:
         return self._cache.find(hashes[: (num_tokens - 1) // self._block_size])
@@ -211,18 +218,19 @@ class BlockHolds:
         self._evicted_blocks += len(evicted)
 
     def _count(self, blocks: Iterable[int], state: BlockState, step: int) -> None:
-        counts = self._num_holds[state]
+        counts = self._num_holds[_STRENGTH.index(state)][1]
         for block in blocks:
             counts[block] += step
 
     def _state_of(self, block: int) -> BlockState:
-        for state in _STRENGTH:
-            if self._num_holds[state][block]:
+        for state, num_holds in self._num_holds:
+            if num_holds[block]:
                 return state
         return BlockState.CACHED if block in self._cache else BlockState.FREE
 
     def _settle(self, blocks: Sequence[int]) -> None:
         """Bring blocks into the state that their holds make."""
+        self._is_checked = False
         moves: dict[BlockState, list[int]] = {}
         for block in blocks:
             state = self._state_of(block)

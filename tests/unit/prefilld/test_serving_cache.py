@@ -14,6 +14,7 @@ from shared.daemon.model_host import ModelHost
 from shared.engine.batch import SequenceStep
 from shared.engine.local import LocalEngine
 from shared.engine.prefilling import EagerPrefiller
+from tests.support.exposition import Exposition
 from tests.unit.prefilld.test_serving import Gate, generate, ids_of, is_all_back
 from tests.unit.prefilld.world import User, World
 from tests.unit.shared.daemon.kit import turns, until
@@ -190,6 +191,12 @@ def test_an_answer_that_ends_here_tells_what_was_found(play: Play) -> None:
         assert status["prefix_cache"] == {
             "hit_tokens": 32, "missed_tokens": 48, "evicted_blocks": 0, "blocks": 2
         }  # fmt: skip
+        world.overview.declare(world.service.metrics)
+        values = Exposition(world.service.metrics.exposition())
+        assert values["kvpair_prefix_cache_hit_tokens_total"] == 32
+        assert values["kvpair_prefix_cache_missed_tokens_total"] == 48
+        assert values["kvpair_prefix_cache_evicted_blocks_total"] == 0
+        assert values["kvpair_prefix_cache_blocks"] == 2
 
     play(scene)
 

@@ -257,6 +257,9 @@ def test_a_hold_has_at_least_one_block(pool: Pool) -> None:
 
 def test_blocks_that_changed_behind_the_books_are_found(pool: Pool) -> None:
     hold = pool.compute([1] * 4)
+    pool.holds.check_integrity()
+    pool.holds.move(hold, LEASED)
+    pool.holds.move(hold, ACTIVE)
     pool.allocator.move(hold.blocks, CACHED)
     with pytest.raises(IntegrityError, match="block 1 is cached, its holds make it active"):
         pool.holds.check_integrity()
