@@ -21,7 +21,7 @@ PLACES = $(foreach name,DESTDIR PREFIX BINDIR UNITLIB SYSCONFDIR,$(name)='$($(na
 
 .DEFAULT_GOAL := help
 .PHONY: FORCE help install dev demo test check lint fmt types layers unit bench clean \
-	test-systemd install-prefix install-system uninstall-system
+	test-gpu bench-gpu test-systemd install-prefix install-system uninstall-system
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -101,6 +101,16 @@ install-system: install-prefix ## Install the service: programs, units, user and
 
 uninstall-system: ## Remove the service; configuration, cache and user stay
 	$(PLACES) systemd/install.sh uninstall
+
+test-gpu: dev ## Every test that needs one GPU or two
+	$(BIN)/pytest -q -m gpu tests/gpu
+
+bench-gpu: dev ## Measure on one GPU or two: kernels, engines, the pair
+	$(BIN)/python -m tests.benchmarks.gpu_ops
+	$(BIN)/python -m tests.benchmarks.gpu_forward
+	$(BIN)/python -m tests.benchmarks.gpu_engine
+	$(BIN)/python -m tests.benchmarks.gpu_pull
+	$(BIN)/python -m tests.benchmarks.gpu_pair
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decoded.access import choose_access
 from decoded.admittance import judge_hello
 from decoded.adoption import AdoptionDesk
-from decoded.decode_engine import make_decode_engine
-from decoded.decode_loop import DecodeLoop
+from decoded.assembly import Parts, assemble
 from decoded.link import LinkSession
+from decoded.link_pool import LinkPool
 from decoded.metrics import DecodeMetrics
-from decoded.overview import Overview
 from decoded.refusals import link_busy
-from decoded.scheduler import Scheduler
-from decoded.sequence import Sequence
-from decoded.sequences import SequenceBook
 from decoded.visitor import Visitor
 from protocol import messages as wire
 from shared.clock import NS_PER_S
-from shared.daemon.devices import Device, require_device
 from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
-from shared.daemon.model_host import ModelHost, load_model_host
 from shared.daemon.watched import watched
 from shared.engine.thread import EngineThread
-from shared.kv.allocator import BlockAllocator
 from shared.service.frame import DaemonState, Service
 
 if TYPE_CHECKING:
     import socket
 
-    from decoded.turns import Turns
     from protocol.listener import Listener
 
 SWEEP_S = 0.1
@@ -61,25 +52,6 @@ async def run(service: Service, listener: Listener) -> None:
                 await engine.stop(grace_s=ENGINE_GRACE_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Parts:
-    """What there is once the model is loaded."""
-
-    host: ModelHost
-    device: Device
-    turns: Turns
-    allocator: BlockAllocator
-    scheduler: Scheduler[Sequence]
-    book: SequenceBook
-    desk: AdoptionDesk
-    overview: Overview
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is adopted, and no room is promised to what prefilld still computes."""
-        return self.book.is_idle and not self.desk.has_reservations
-
-
 class Decoded:
     """The daemon.
 
@@ -98,24 +70,23 @@ class Decoded:
         """Whose link was taken last."""
         self._visitors: set[Visitor] = set()
         self._loaded = asyncio.Event()
-        self._parts: _Parts | None = None
+        self._parts: Parts | None = None
         """Once the model is loaded."""
         self._door = Door(listener, self._on_connection, loop=self._loop, log=service.log)
         service.attend(engine, num_requests=self._num_requests)
 
     async def serve(self) -> None:
         """Load, then serve until the daemon drains and nothing is left."""
-        await self._load()
+        parts = self._parts = await assemble(self._service, self._engine, self._metrics)
         freeze_startup_objects()
-        assert self._parts is not None
-        self._service.spawn(self._sweep(self._parts), name="sweep")
+        self._service.spawn(self._sweep(parts), name="sweep")
         self._service.set_state(DaemonState.WAITING)
         self._loaded.set()
         await self._service.draining.wait()
-        for session in self._parts.desk.sessions:
+        for session in parts.desk.sessions:
             if session.is_open:
                 session.send(wire.Drain())
-        while not self._parts.is_idle:  # noqa: ASYNC110  idleness has no single event
+        while not parts.is_idle:  # noqa: ASYNC110  idleness has no single event
             await asyncio.sleep(SWEEP_S)
 
     def close(self) -> None:
@@ -131,76 +102,7 @@ class Decoded:
         for visitor in list(self._visitors):
             visitor.close()
 
-    async def _load(self) -> None:
-        service, config = self._service, self._service.config
-        device = await self._engine.run(
-            require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
-        )
-        host = await self._engine.run(
-            load_model_host,
-            config,
-            num_blocks=config.decoded.num_blocks,
-            memory_fraction=config.decoded.memory_fraction,
-            device=device,
-            progress=service.loaded,
-        )
-        computing = await self._engine.run(make_decode_engine, host, device, config)
-        allocator = BlockAllocator(host.layout.num_blocks)
-        scheduler: Scheduler[Sequence] = Scheduler(
-            allocator=allocator, max_batch=config.decoded.max_batch
-        )
-        loop: DecodeLoop
-
-        def wake() -> None:
-            loop.wake()
-
-        book = SequenceBook(
-            service=service,
-            scheduler=scheduler,
-            metrics=self._metrics,
-            decode=host.tokenizer.decode,
-            on_work=wake,
-        )
-        desk = AdoptionDesk(
-            service=service,
-            scheduler=scheduler,
-            book=book,
-            metrics=self._metrics,
-            token_bytes=host.tokenizer.token_bytes,
-            on_work=wake,
-        )
-        loop = DecodeLoop(
-            turns=computing.turns,
-            engine=self._engine,
-            layout=host.layout,
-            scheduler=scheduler,
-            desk=desk,
-            book=book,
-            metrics=self._metrics,
-        )
-        overview = Overview(
-            scheduler=scheduler,
-            book=book,
-            desk=desk,
-            allocator=allocator,
-            layout=host.layout,
-            clock=service.clock,
-        )
-        overview.declare(service.metrics)
-        self._parts = _Parts(
-            host=host,
-            device=device,
-            turns=computing.turns,
-            allocator=allocator,
-            scheduler=scheduler,
-            book=book,
-            desk=desk,
-            overview=overview,
-        )
-        service.spawn(loop.run(), name="decode")
-        service.log.info("model.loaded", **host.summary())
-
-    async def _sweep(self, parts: _Parts) -> None:
+    async def _sweep(self, parts: Parts) -> None:
         """Look at every deadline, for ever."""
         while True:
             await asyncio.sleep(SWEEP_S)
@@ -280,17 +182,22 @@ class Decoded:
         )
         session = LinkSession(
             service=self._service,
-            engine=self._engine,
             host=parts.host,
-            device=parts.device,
+            pool=LinkPool(
+                service=self._service,
+                engine=self._engine,
+                host=parts.host,
+                device=parts.device,
+                peer_device=hello.device,
+                access=access,
+                turns=parts.turns,
+            ),
             socket=visitor.socket,
             hello=hello,
             pid=credentials.pid,
             intake=parts.desk.new_intake(
                 block_size=parts.host.layout.block_size, is_direct=access.way == "direct"
             ),
-            access=access,
-            turns=parts.turns,
             handler=parts.desk,
             loop=self._loop,
         )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from decoded.admittance import check_chunk, check_handoff
 from decoded.in_place import MOVE_S
-from decoded.mapping import PeerPool, map_pool
 from decoded.refusals import contradiction
 from protocol import messages as wire
 from protocol.descriptors import connection_among
@@ -26,16 +25,14 @@ from shared.daemon.peer_watch import PeerWatch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from decoded.access import Access
     from decoded.intake import Intake
     from decoded.link_handler import LinkHandler
+    from decoded.link_pool import LinkPool
+    from decoded.mapping import PeerPool
     from decoded.sequence import Sequence
-    from decoded.turns import Turns
     from protocol.closing import CloseReason
     from protocol.sockets import MessageSocket
-    from shared.daemon.devices import Device
     from shared.daemon.model_host import ModelHost
-    from shared.engine.thread import EngineThread
     from shared.service.frame import Service
 
 
@@ -51,30 +48,25 @@ class LinkSession:
         hello: That message.
         pid: The process at the other end, as seen from here.
         intake: This link's book of leases.
-        access: How the pool's blocks are used.
-        turns: The engine, which reads the pool where access is direct.
+        pool: The mapping of prefilld's pool, to be.
     """
 
     def __init__(
         self,
         *,
         service: Service,
-        engine: EngineThread,
         host: ModelHost,
-        device: Device,
+        pool: LinkPool,
         socket: MessageSocket,
         hello: wire.Hello,
         pid: int,
         intake: Intake[Sequence],
-        access: Access,
-        turns: Turns,
         handler: LinkHandler,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._service, self._engine = service, engine
-        self._host, self._device, self._peer_device = host, device, hello.device
+        self._service, self._host, self._pool = service, host, pool
         self._socket, self._handler = socket, handler
-        self.intake, self._access, self._turns = intake, access, turns
+        self.intake = intake
         self.epoch = hello.epoch
         self.pid = pid
         self._watch = PeerWatch(pid=pid, start_time=hello.instance.start_time, loop=loop)
@@ -85,13 +77,9 @@ class LinkSession:
         )
         self._state = "handshake"
         self._began_s = self._now_s()
-        self._peer_pool: PeerPool | None = None
         self._rtt_us: float | None = None
         self._told: wire.Credits | None = None
-        self._is_mapping = False
-        self._is_unmapping = False
         self._lost_s: float | None = None
-        self._is_unmapped = False
         self._is_parting = False
         """One side said BYE: the end of the link is no fault."""
 
@@ -114,12 +102,12 @@ class LinkSession:
 
     def status(self) -> dict[str, object]:
         """Return what STATUS tells of the link."""
-        pool = self._peer_pool
+        pool = self._pool.mapped
         return {
             "state": self._state,
             "peer_pid": self.pid,
-            "access": self._access.way,
-            "access_because": self._access.because,
+            "access": self._pool.access.way,
+            "access_because": self._pool.access.because,
             "bandwidth_gb_s": None if pool is None else round(pool.bandwidth_gb_s, 3),
             "rtt_us": self._rtt_us,
         }
@@ -127,13 +115,13 @@ class LinkSession:
     @property
     def peer_pool(self) -> PeerPool:
         """Prefilld's pool as mapped here; the state tables put MAPPED before any lease."""
-        assert self._peer_pool is not None, "a lease came before the pool was mapped"
-        return self._peer_pool
+        assert self._pool.mapped is not None, "a lease came before the pool was mapped"
+        return self._pool.mapped
 
     @property
     def is_mapped(self) -> bool:
         """Whether prefilld's pool is mapped for this link."""
-        return self._peer_pool is not None and not self._is_unmapped
+        return self._pool.is_mapped
 
     @property
     def has_moved_long(self) -> bool:
@@ -145,24 +133,7 @@ class LinkSession:
 
         To be called again until then.  The caller knows of no other reader.
         """
-        is_read = not self.is_lost or self._is_mapping or not self.intake.is_empty
-        is_over = self._is_unmapped or self._is_unmapping or self._engine.is_stopped
-        if not (is_over or is_read):
-            if self._peer_pool is None:
-                self._is_unmapped = True
-            else:
-                self._is_unmapping = True
-                self._service.spawn(self._unmap(self._peer_pool), name="unmap")
-        return self._is_unmapped
-
-    async def _unmap(self, pool: PeerPool) -> None:
-        """Unmap on the engine thread, behind whatever it is doing."""
-        try:
-            if self._access.way == "direct":
-                await self._engine.run(self._turns.set_peer, None)
-            self._is_unmapped = await self._engine.run(pool.close)
-        finally:
-            self._is_unmapping = False
+        return self.is_lost and self.intake.is_empty and self._pool.unmap()
 
     # --- life --------------------------------------------------------------------------------
 
@@ -171,7 +142,7 @@ class LinkSession:
         self._socket.send(
             wire.Welcome(
                 instance=instance,
-                access=self._access.way,
+                access=self._pool.access.way,
                 held=held,
                 pool_blocks=pool_blocks,
                 credits=self._credits(),
@@ -194,11 +165,11 @@ class LinkSession:
 
     def tick(self) -> None:
         """Ask whether prefilld lives; to be called several times a ping interval."""
-        if self._state in ("handshake", "mapping"):
-            timeout_s = self._service.config.link.handshake_timeout_s
-            if self._now_s() - self._began_s >= timeout_s:
-                self._service.log.error("link.unfinished", timeout_s=timeout_s)
-                self._socket.close()
+        timeout_s = self._service.config.link.handshake_timeout_s
+        is_young = self._state in ("handshake", "mapping")
+        if is_young and self._now_s() - self._began_s >= timeout_s:
+            self._service.log.error("link.unfinished", timeout_s=timeout_s)
+            self._socket.close()
         if not self.is_open:
             return
         match self._keepalive.check(self._now_s()):
@@ -301,28 +272,15 @@ class LinkSession:
 
     async def _map(self, message: wire.Map, fds: list[int] | None) -> None:
         """Map the pool on the engine thread, read the proof through it, and say so."""
-        self._is_mapping = True
-        try:
-            pool = await self._engine.run(
-                map_pool,
-                message,
-                fds,
-                layout=self._host.layout,
-                device=self._device,
-                peer_device=self._peer_device,
-                min_bandwidth_gb_s=self._service.config.link.min_bandwidth_gb_s,
-            )
-        finally:
-            self._is_mapping = False
+        pool = await self._pool.map(message, fds)
         if isinstance(pool, wire.Refuse):
             self.refuse(pool)
             return
-        self._peer_pool = pool
-        if self._access.way == "direct":
+        if self._pool.access.way == "direct":
             # Bounded by the hand-shake's deadline, which ends the state.
             while not self._handler.may_read_in_place(self) and self._state == "mapping":  # noqa: ASYNC110
                 await asyncio.sleep(UNMAP_POLL_S)
-            await self._engine.run(self._turns.set_peer, pool.kv)
+            await self._pool.begin_direct()
         if self._state != "mapping":
             return  # the link ended meanwhile
         self._state = "open"
@@ -338,7 +296,7 @@ class LinkSession:
         self._service.log.info(
             "link.opened",
             peer_pid=self.pid,
-            access=self._access.way,
+            access=self._pool.access.way,
             bandwidth_gb_s=round(pool.bandwidth_gb_s, 3),
         )
 

@@ -276,7 +276,7 @@ def hardware() -> str:
     return f"{len(names)} x {names[0]}, torch {torch.__version__}"
 
 
-def write_figures(figures: Figures, path: Path | None, commit: str) -> None:
+def write_figures(figures: Figures, path: Path | None, commit: str, command: str) -> None:
     """Print figures, and write them to a file with where they come from."""
     for name, value in figures.items():
         print(f"{name:32} {value:10.3f}", flush=True)
@@ -285,7 +285,7 @@ def write_figures(figures: Figures, path: Path | None, commit: str) -> None:
             "hardware": hardware(),
             "commit": commit,
             "date": datetime.now(UTC).date().isoformat(),
-            "command": " ".join(["python -m", sys.argv[0], *sys.argv[1:]]),
+            "command": " ".join(["python -m", command, *sys.argv[1:]]),
             "figures": {name: round(value, 4) for name, value in figures.items()},
         }
         path.write_text(json.dumps(document, indent=2) + "\n")
@@ -310,7 +310,7 @@ def main() -> None:
         figures |= one_gpu(devices[0], num_asks=arguments.asks, lengths=(4000, 64_000))
     if "large" in phases:
         figures |= large_model(devices, num_asks=arguments.asks)
-    write_figures(figures, arguments.json, arguments.commit)
+    write_figures(figures, arguments.json, arguments.commit, "tests.benchmarks.gpu_pair")
 
 
 if __name__ == "__main__":

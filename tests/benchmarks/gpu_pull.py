@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="unknown")
     arguments = parser.parse_args()
-    write_figures(measure(), arguments.json, arguments.commit)
+    write_figures(measure(), arguments.json, arguments.commit, "tests.benchmarks.gpu_pull")
 
 
 if __name__ == "__main__":

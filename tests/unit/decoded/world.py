@@ -11,6 +11,7 @@ from decoded.access import Access
 from decoded.adoption import AdoptionDesk
 from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
+from decoded.link_pool import LinkPool
 from decoded.metrics import DecodeMetrics
 from decoded.overlapped_turns import OverlappedTurns
 from decoded.scheduler import Scheduler
@@ -275,17 +276,22 @@ class World:
     def on_hello(self, visitor: Visitor, hello: wire.Hello) -> None:
         session = LinkSession(
             service=self.service,
-            engine=self.engine,
             host=self.host,
-            device=CPU_DEVICE,
+            pool=LinkPool(
+                service=self.service,
+                engine=self.engine,
+                host=self.host,
+                device=CPU_DEVICE,
+                peer_device=hello.device,
+                access=self.access,
+                turns=self.turns,
+            ),
             socket=visitor.socket,
             hello=hello,
             pid=visitor.credentials.pid,
             intake=self.desk.new_intake(
                 block_size=self.host.layout.block_size, is_direct=self.access.way == "direct"
             ),
-            access=self.access,
-            turns=self.turns,
             handler=self.desk,
             loop=asyncio.get_running_loop(),
         )

@@ -1,0 +1,125 @@
+"""Builds what decoded is made of, once: model, engine, batch, books, loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decoded.adoption import AdoptionDesk
+from decoded.decode_engine import make_decode_engine
+from decoded.decode_loop import DecodeLoop
+from decoded.overview import Overview
+from decoded.scheduler import Scheduler
+from decoded.sequence import Sequence
+from decoded.sequences import SequenceBook
+from shared.daemon.devices import Device, require_device
+from shared.daemon.model_host import ModelHost, load_model_host
+from shared.kv.allocator import BlockAllocator
+
+if TYPE_CHECKING:
+    from decoded.metrics import DecodeMetrics
+    from decoded.turns import Turns
+    from shared.engine.thread import EngineThread
+    from shared.service.frame import Service
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """What there is once the model is loaded."""
+
+    host: ModelHost
+    device: Device
+    turns: Turns
+    allocator: BlockAllocator
+    scheduler: Scheduler[Sequence]
+    book: SequenceBook
+    desk: AdoptionDesk
+    overview: Overview
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is adopted, and no room is promised to what prefilld still computes."""
+        return self.book.is_idle and not self.desk.has_reservations
+
+
+async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetrics) -> Parts:
+    """Load the model, build everything that serves it, and begin to take turns.
+
+    Args:
+        service: The frame that the daemon runs in.
+        engine: Its engine thread; the model is loaded there.
+        metrics: Where everybody counts.
+
+    Raises:
+        ModelError: The model is missing, damaged or of a kind that cannot be run.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
+        PoolAllocationError: There is no room for the pool.
+    """
+    config = service.config
+    device = await engine.run(
+        require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
+    )
+    host = await engine.run(
+        load_model_host,
+        config,
+        num_blocks=config.decoded.num_blocks,
+        memory_fraction=config.decoded.memory_fraction,
+        device=device,
+        progress=service.loaded,
+    )
+    computing = await engine.run(make_decode_engine, host, device, config)
+    allocator = BlockAllocator(host.layout.num_blocks)
+    scheduler: Scheduler[Sequence] = Scheduler(
+        allocator=allocator, max_batch=config.decoded.max_batch
+    )
+    loop: DecodeLoop
+
+    def wake() -> None:
+        loop.wake()
+
+    book = SequenceBook(
+        service=service,
+        scheduler=scheduler,
+        metrics=metrics,
+        decode=host.tokenizer.decode,
+        on_work=wake,
+    )
+    desk = AdoptionDesk(
+        service=service,
+        scheduler=scheduler,
+        book=book,
+        metrics=metrics,
+        token_bytes=host.tokenizer.token_bytes,
+        on_work=wake,
+    )
+    loop = DecodeLoop(
+        turns=computing.turns,
+        engine=engine,
+        layout=host.layout,
+        scheduler=scheduler,
+        desk=desk,
+        book=book,
+        metrics=metrics,
+    )
+    overview = Overview(
+        scheduler=scheduler,
+        book=book,
+        desk=desk,
+        allocator=allocator,
+        layout=host.layout,
+        clock=service.clock,
+    )
+    overview.declare(service.metrics)
+    parts = Parts(
+        host=host,
+        device=device,
+        turns=computing.turns,
+        allocator=allocator,
+        scheduler=scheduler,
+        book=book,
+        desk=desk,
+        overview=overview,
+    )
+    service.spawn(loop.run(), name="decode")
+    service.log.info("model.loaded", **host.summary())
+    return parts

@@ -1,0 +1,101 @@
+"""Prefilld's pool over one link's life: mapped once on the engine thread, and unmapped there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decoded.mapping import PeerPool, map_pool
+
+if TYPE_CHECKING:
+    from decoded.access import Access
+    from decoded.turns import Turns
+    from protocol import messages as wire
+    from shared.daemon.devices import Device
+    from shared.daemon.model_host import ModelHost
+    from shared.engine.thread import EngineThread
+    from shared.service.frame import Service
+
+
+class LinkPool:
+    """The mapping of one link, whatever its state.
+
+    Args:
+        service: Configuration, and where work in the background runs.
+        engine: The thread on which all of it happens.
+        host: The model whose blocks the pool has.
+        device: Where this daemon computes.
+        peer_device: Where prefilld does, as HELLO says.
+        access: How the blocks are used.
+        turns: The engine, which reads the pool where access is direct.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        engine: EngineThread,
+        host: ModelHost,
+        device: Device,
+        peer_device: str,
+        access: Access,
+        turns: Turns,
+    ) -> None:
+        self._service, self._engine, self._turns = service, engine, turns
+        self._host, self._device, self._peer_device = host, device, peer_device
+        self.access = access
+        self.mapped: PeerPool | None = None
+        """The pool, from the moment it was mapped; also when it is unmapped by now."""
+        self._is_mapping = self._is_unmapping = self._is_unmapped = False
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the pool is mapped."""
+        return self.mapped is not None and not self._is_unmapped
+
+    async def map(self, message: wire.Map, fds: list[int] | None) -> PeerPool | wire.Refuse:
+        """Map what MAP describes, or return why it cannot be; see `map_pool`."""
+        self._is_mapping = True
+        try:
+            pool = await self._engine.run(
+                map_pool,
+                message,
+                fds,
+                layout=self._host.layout,
+                device=self._device,
+                peer_device=self._peer_device,
+                min_bandwidth_gb_s=self._service.config.link.min_bandwidth_gb_s,
+            )
+        finally:
+            self._is_mapping = False
+        if isinstance(pool, PeerPool):
+            self.mapped = pool
+        return pool
+
+    async def begin_direct(self) -> None:
+        """Let the engine read the pool in place; no other one is mapped."""
+        assert self.mapped is not None, "a pool is mapped before it is read"
+        await self._engine.run(self._turns.set_peer, self.mapped.kv)
+
+    def unmap(self) -> bool:
+        """Unmap the pool, which nobody reads; True when that is done.
+
+        To be called again until then.
+        """
+        is_under_way = self._is_mapping or self._is_unmapping or self._engine.is_stopped
+        if self._is_unmapped or is_under_way:
+            return self._is_unmapped
+        if self.mapped is None:
+            self._is_unmapped = True
+        else:
+            self._is_unmapping = True
+            self._service.spawn(self._unmap(self.mapped), name="unmap")
+        return self._is_unmapped
+
+    async def _unmap(self, pool: PeerPool) -> None:
+        """Unmap on the engine thread, behind whatever it is doing."""
+        try:
+            if self.access.way == "direct":
+                await self._engine.run(self._turns.set_peer, None)
+            self._is_unmapped = await self._engine.run(pool.close)
+        finally:
+            self._is_unmapping = False
