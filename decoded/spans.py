@@ -32,6 +32,7 @@ def trace_of(
             "kvpair.reason": reason or "error",
             "kvpair.lease_id": sequence.lease_id,
             "gen_ai.usage.input_tokens": state.prompt_tokens,
+            "kvpair.cached_tokens": state.cached_tokens,
             "gen_ai.usage.output_tokens": sequence.completion_tokens,
         },
         error_code=error_code,

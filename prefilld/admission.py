@@ -28,6 +28,7 @@ from protocol.messages import (
     Resume,
     Sampling,
 )
+from shared.kv.block_hashes import block_hashes
 from shared.model.errors import ChatTemplateError, PromptError, PromptTooLargeError
 from shared.ops.token_bitmap import pack_tokens
 
@@ -52,7 +53,16 @@ class Bounds:
 
 
 class Admission:
-    """The judge.  Thread-safe: it changes nothing."""
+    """The judge.  Thread-safe: it changes nothing.
+
+    Args:
+        tokenizer: Turns text into tokens.
+        template: Turns a chat into text; None where the model has none.
+        spec: The model's.
+        layout: Of prefilld's pool.
+        fingerprint: A resumed request's must be the same.
+        hash_root: What hashes of blocks are chained to; None where the prefix cache is off.
+    """
 
     def __init__(
         self,
@@ -62,9 +72,11 @@ class Admission:
         spec: ModelSpec,
         layout: KVLayout,
         fingerprint: str,
+        hash_root: bytes | None = None,
     ) -> None:
         self._tokenizer, self._template = tokenizer, template
         self._spec, self._layout, self._fingerprint = spec, layout, fingerprint
+        self._hash_root = hash_root
 
     def judge(self, message: Generate | Check, bounds: Bounds) -> Prompt:
         """Turn a request into tokens and check it wholly.
@@ -100,6 +112,7 @@ class Admission:
             logprobs=message.logprobs,
             prompt_set=self._prompt_set(message, ids),
             num_blocks=self._layout.num_blocks_for(len(ids) + len(resumed_ids)),
+            block_hashes=self._block_hashes([*ids, *resumed_ids]),
             total_blocks=self._layout.num_blocks_for(len(ids) + max_tokens),
         )
         self._check_fit(prompt, bounds)
@@ -234,6 +247,12 @@ class Admission:
         if seed is None:
             seed = secrets.randbelow(MAX_SEED + 1)
         return msgspec.structs.replace(message.sampling, seed=seed)
+
+    def _block_hashes(self, token_ids: list[int]) -> tuple[bytes, ...]:
+        if self._hash_root is None:
+            return ()
+        block_size = self._layout.block_size
+        return block_hashes(token_ids, block_size=block_size, root=self._hash_root)
 
     def _check_fit(self, prompt: Prompt, bounds: Bounds) -> None:
         for blocks, room, whose in (

@@ -31,7 +31,7 @@ def end_of(request: Request, reason: str, now_ns: int) -> wire.End:
         reason=reason,
         usage=wire.Usage(
             prompt_tokens=len(request.prompt.ids),
-            cached_tokens=0,
+            cached_tokens=request.cached_tokens,
             completion_tokens=len(request.answer_ids),
         ),
         timings_ms=wire.Timings(

@@ -167,7 +167,7 @@ class Prefilld:
                     self._service.log.warning("client.stalled", timeout_s=stall_s)
                     client.close()
             if parts.is_idle:
-                parts.allocator.check_integrity()
+                parts.holds.check_integrity()
 
     # --- clients -----------------------------------------------------------------------------
 
@@ -240,6 +240,8 @@ class Prefilld:
         }
         parts = self._parts
         if parts is None:
-            return status | dict.fromkeys(("fingerprint", "pool", "queue", "link", "requests"))
+            return status | dict.fromkeys(
+                ("fingerprint", "pool", "prefix_cache", "queue", "link", "requests")
+            )
         told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
         return status | told | parts.overview.status()

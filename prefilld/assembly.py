@@ -21,6 +21,7 @@ from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
+from shared.kv.holds import BlockHolds
 from shared.kv.leases import LeaseTable
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Parts:
     host: ModelHost
     device: Device
     allocator: BlockAllocator
+    holds: BlockHolds
     desk: HandoffDesk
     serving: Serving
     link: PrefillLink
@@ -96,14 +98,16 @@ async def assemble(
     )
     num_blocks = host.layout.num_blocks
     allocator = BlockAllocator(num_blocks)
-    # Every lease has at least one block, so slots can never run out before blocks do.
+    holds = BlockHolds(allocator, block_size=host.layout.block_size)
+    # Every lease has a block that was fresh when it was opened, so slots can never run out before
+    # blocks do.
     num_slots = min(num_blocks, MAX_CONTROL_SLOTS)
     control_page = ControlPage.create(num_slots)
     desk = HandoffDesk(
         epoch=epoch,
         block_size=host.layout.block_size,
         leases=LeaseTable(num_slots),
-        allocator=allocator,
+        holds=holds,
         control_page=control_page,
         clock=service.clock,
         log=service.log,
@@ -114,7 +118,7 @@ async def assemble(
         service=service,
         prefiller=parts.prefiller,
         engine=engine,
-        allocator=allocator,
+        holds=holds,
         desk=desk,
         casualties=casualties,
         metrics=metrics,
@@ -139,6 +143,7 @@ async def assemble(
     )
     reception = Reception(
         service=service,
+        epoch=epoch,
         host=host,
         serving=serving,
         casualties=casualties,
@@ -151,6 +156,7 @@ async def assemble(
         host=host,
         device=device,
         allocator=allocator,
+        holds=holds,
         desk=desk,
         serving=serving,
         link=link,
@@ -159,6 +165,7 @@ async def assemble(
             serving=serving,
             reception=reception,
             allocator=allocator,
+            holds=holds,
             layout=host.layout,
             link_status=link.status,
             clock=service.clock,

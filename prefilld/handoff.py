@@ -7,7 +7,7 @@ Order of events for one request, and who may do what with its blocks and its con
     HANDOFF is given to the   the client's reader is off, every earlier byte was taken by the
     kernel                    kernel, the descriptor rode along; our duplicate stays open, silent
     ADOPT                     the stream is decoded's; our duplicate is closed
-    RELEASE                   the generation changes, then the blocks are free
+    RELEASE                   the generation changes, then the blocks are free, or kept as cache
     REJECT, or the link is    the generation changes, the blocks are the request's again, and it
     lost before ADOPT         waits for the next decoded; reading the client goes on
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from prefilld.metrics import PrefillMetrics
     from shared.clock import Clock
-    from shared.kv.allocator import BlockAllocator
     from shared.kv.control_page import ControlPage
+    from shared.kv.holds import BlockHolds
     from shared.kv.leases import LeaseTable
 
 
@@ -69,7 +69,7 @@ class HandoffDesk:
         epoch: The pool's.
         block_size: Tokens in a block.
         leases: Which blocks decoded may read, and under what generation.
-        allocator: prefilld's pool.
+        holds: Who has which blocks of prefilld's pool.
         control_page: Where generations are published.
     """
 
@@ -79,7 +79,7 @@ class HandoffDesk:
         epoch: bytes,
         block_size: int,
         leases: LeaseTable,
-        allocator: BlockAllocator,
+        holds: BlockHolds,
         control_page: ControlPage,
         clock: Clock,
         log: FilteringBoundLogger,
@@ -89,7 +89,7 @@ class HandoffDesk:
         self._clock, self._log, self._metrics = clock, log, metrics
         self.lending = Lending(
             leases=leases,
-            allocator=allocator,
+            holds=holds,
             control_page=control_page,
             log=log,
             metrics=metrics,

@@ -34,7 +34,7 @@ def chunk_message(
         slot=lease.slot,
         generation=lease.generation,
         first=request.chunked_blocks,
-        blocks=request.blocks[request.chunked_blocks : num_complete],
+        blocks=list(request.blocks[request.chunked_blocks : num_complete]),
         total_blocks=request.prompt.total_blocks,
         event=event,
     )
@@ -49,7 +49,7 @@ def handoff_message(
         lease=lease.lease_id,
         slot=lease.slot,
         generation=lease.generation,
-        blocks=request.blocks,
+        blocks=list(request.blocks),
         num_tokens=request.num_tokens,
         total_blocks=request.prompt.total_blocks,
         request=_state_of(request),
@@ -63,7 +63,7 @@ def _state_of(request: Request) -> wire.RequestState:
     return wire.RequestState(
         id=request.id,
         prompt_tokens=len(prompt.ids),
-        cached_tokens=0,
+        cached_tokens=request.cached_tokens,
         ids=request.answer_ids,
         delivered=request.delivered,
         resumed=len(prompt.resumed_ids),

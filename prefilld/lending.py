@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
-from shared.kv.allocator import BlockAllocator, BlockState
+from shared.kv.allocator import BlockState
+from shared.kv.holds import BlockHolds, Hold
 from shared.kv.lease_states import (
     CloseClient,
     Effect,
@@ -55,7 +56,7 @@ class Lending:
 
     Args:
         leases: The table that decides.
-        allocator: prefilld's pool.
+        holds: Who has which blocks of prefilld's pool.
         control_page: Where generations are published.
         listener: Who is told.
     """
@@ -64,16 +65,18 @@ class Lending:
         self,
         *,
         leases: LeaseTable,
-        allocator: BlockAllocator,
+        holds: BlockHolds,
         control_page: ControlPage,
         log: FilteringBoundLogger,
         metrics: PrefillMetrics,
         listener: LendingListener,
     ) -> None:
-        self._leases, self._allocator, self._control_page = leases, allocator, control_page
+        self._leases, self._holds, self._control_page = leases, holds, control_page
         self._log, self._metrics, self._listener = log, metrics, listener
         self._requests: dict[int, Request] = {}
         """Requests that are still prefilld's and have a lease, by its id."""
+        self._lent: dict[int, Hold] = {}
+        """What each lease lends, until it ends; also once the request is decoded's."""
         self._request_ids: dict[int, str] = {}
         """For log lines: whose lease it is, until it ends; also once the request is decoded's."""
 
@@ -87,11 +90,13 @@ class Lending:
     def lend(self, request: Request) -> Lease:
         """Return the request's lease, opening one where it has none."""
         if request.lease_id is None:
+            assert request.hold is not None, f"request {request.id} has no blocks to lend"
             lease, effects = self._leases.open(request.id, request.blocks)
             request.lease_id = lease.lease_id
             self._requests[lease.lease_id] = request
             self._request_ids[lease.lease_id] = request.id
-            self._allocator.move(request.blocks, BlockState.LEASED)
+            self._lent[lease.lease_id] = request.hold
+            self._holds.move(request.hold, BlockState.LEASED)
             self._carry_out(effects)
             return lease
         found = self._leases.get(request.lease_id)
@@ -107,10 +112,11 @@ class Lending:
         self._leases.handoff_sent(lease.lease_id)
 
     def take_back(self, request: Request) -> None:
-        """The request is over: free its blocks, at once or when decoded has released them."""
+        """The request is over: drop its blocks, at once or when decoded has released them."""
         if request.lease_id is None:
-            self._allocator.free(request.blocks)
-            self._listener.blocks_freed()
+            if request.hold is not None:  # else it never came so far
+                self._holds.drop(request.hold)
+                self._listener.blocks_freed()
             return
         self._requests.pop(request.lease_id, None)
         self._carry_out(self._leases.abort(request.lease_id))
@@ -177,7 +183,7 @@ class Lending:
                 case PublishGeneration(slot=slot, generation=generation):
                     self._control_page.publish(slot, generation)
                 case FreeBlocks(lease_id=lease_id, blocks=blocks):
-                    self._allocator.free(blocks)
+                    self._holds.drop(self._lent.pop(lease_id))
                     self._log.info(
                         "lease.released",
                         request_id=self._request_ids.pop(lease_id, None),
@@ -186,7 +192,7 @@ class Lending:
                     )
                     has_freed = True
                 case Quarantine(lease_id=lease_id, blocks=blocks):
-                    self._allocator.move(blocks, BlockState.QUARANTINED)
+                    self._holds.move(self._lent[lease_id], BlockState.QUARANTINED)
                     self._log.warning(
                         "lease.quarantined",
                         request_id=self._request_ids.get(lease_id),
@@ -201,6 +207,7 @@ class Lending:
                         self._listener.adopted(request)
                 case ReturnRequest(lease_id=lease_id):
                     self._request_ids.pop(lease_id, None)
+                    self._holds.move(self._lent.pop(lease_id), BlockState.ACTIVE)
                     if (request := self._requests.pop(lease_id, None)) is not None:
                         self._returned(request, cause, message)
                 case Ignored(kind=event, lease_id=lease_id):
@@ -210,6 +217,5 @@ class Lending:
             self._listener.blocks_freed()
 
     def _returned(self, request: Request, cause: str, message: str) -> None:
-        self._allocator.move(request.blocks, BlockState.ACTIVE)
         request.lease_id, request.chunked_blocks, request.is_reserved = None, 0, False
         self._listener.returned(request, cause, message)

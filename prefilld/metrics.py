@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from shared.clock import NS_PER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prefilld.request import Request
     from protocol.messages import Welcome
+    from shared.kv.holds import CacheUse
     from shared.metrics import Metrics
 
 STEP_TOKENS = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -103,3 +106,27 @@ class PrefillMetrics:
         self.prefill_seconds.observe((request.first_token_ns - request.started_ns) / NS_PER_S)
         if not request.prompt.resumed_ids:
             self.ttft_seconds.observe((request.first_token_ns - request.arrived_ns) / NS_PER_S)
+
+
+def declare_cache_metrics(metrics: Metrics, read: Callable[[], CacheUse]) -> None:
+    """Tell what the prefix cache is good for; all are 0 where it is off, but for the misses."""
+    metrics.counter_from(
+        "kvpair_prefix_cache_hit_tokens_total",
+        "Prompt tokens whose keys and values were found in the prefix cache.",
+        lambda: read().hit_tokens,
+    )
+    metrics.counter_from(
+        "kvpair_prefix_cache_missed_tokens_total",
+        "Prompt tokens that were not, and had to be computed.",
+        lambda: read().missed_tokens,
+    )
+    metrics.counter_from(
+        "kvpair_prefix_cache_evicted_blocks_total",
+        "Blocks that were given up to make room, the least recently used first.",
+        lambda: read().evicted_blocks,
+    )
+    metrics.gauge_from(
+        "kvpair_prefix_cache_blocks",
+        "Blocks whose contents a later prompt could share, whether a request has them or not.",
+        lambda: read().blocks,
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
+from prefilld.metrics import declare_cache_metrics
 from prefilld.request import RequestState
 from shared.clock import NS_PER_S
 from shared.daemon.gauges import (
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from prefilld.serving import Serving
     from shared.clock import Clock
     from shared.kv.allocator import BlockAllocator
+    from shared.kv.holds import BlockHolds
     from shared.kv.layout import KVLayout
     from shared.metrics import Metrics
 
@@ -43,6 +46,7 @@ class Overview:
         serving: Requests that were accepted.
         reception: Requests that are being judged.
         allocator: prefilld's pool.
+        holds: Who has which of its blocks, and its prefix cache.
         layout: That pool's.
         link_status: Returns what STATUS tells of the link.
         clock: Ages are told by it.
@@ -54,12 +58,14 @@ class Overview:
         serving: Serving,
         reception: Reception,
         allocator: BlockAllocator,
+        holds: BlockHolds,
         layout: KVLayout,
         link_status: Callable[[], dict[str, object]],
         clock: Clock,
     ) -> None:
         self._serving, self._reception, self._clock = serving, reception, clock
-        self._allocator, self._layout, self._link_status = allocator, layout, link_status
+        self._allocator, self._holds, self._layout = allocator, holds, layout
+        self._link_status = link_status
 
     def queues(self) -> dict[str, Queue]:
         """Return where requests are: `judged` is before they are accepted."""
@@ -73,11 +79,12 @@ class Overview:
         }
 
     def status(self) -> dict[str, object]:
-        """Return what STATUS tells of pool, queues, link and single requests."""
+        """Return what STATUS tells of pool, prefix cache, queues, link and single requests."""
         queues = self.queues()
         lengths: dict[str, object] = {name: queue.length for name, queue in queues.items()}
         return {
             "pool": pool_status(self._allocator, self._layout),
+            "prefix_cache": dataclasses.asdict(self._holds.cache_use),
             "queue": lengths | {"oldest_s": round(queues["waiting"].oldest_s, 3)},
             "link": self._link_status(),
             "requests": progress_of(self._serving.requests, self._row),
@@ -96,6 +103,7 @@ class Overview:
         """Declare everything above as gauges."""
         declare_pool_gauges(metrics, self._allocator, block_bytes=self._layout.block_bytes)
         declare_slot_gauges(metrics, self.slots)
+        declare_cache_metrics(metrics, lambda: self._holds.cache_use)
         declare_queue_gauges(metrics, self.queues)
         declare_link_gauges(metrics, self._link_status)
 
@@ -105,6 +113,7 @@ class Overview:
             "state": request.state.name.lower(),
             "tokens": request.computed_tokens,
             "of": request.num_tokens,
+            "cached": request.cached_tokens,
             "age_s": round(self._now_s() - request.arrived_ns / NS_PER_S, 3),
         }
 

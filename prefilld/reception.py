@@ -15,6 +15,7 @@ from prefilld.scheduler import QueueFullError
 from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.clock import NS_PER_S
+from shared.kv.block_hashes import root_hash
 from shared.model.answer import AnswerAssembler
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Reception:
 
     Args:
         service: Configuration, clock and log.
+        epoch: Of the pool.
         serving: Where accepted requests go.
         casualties: Tells what is not to be served again.
         bounds: Returns what a request must fit into now.
@@ -49,6 +51,7 @@ class Reception:
         self,
         *,
         service: Service,
+        epoch: bytes,
         host: ModelHost,
         serving: Serving,
         casualties: Casualties,
@@ -60,12 +63,14 @@ class Reception:
         self._casualties, self._metrics = casualties, metrics
         self._bounds, self._turns_away = bounds, turns_away
         self._max_waiting = service.config.prefilld.max_waiting
+        root = root_hash(fingerprint=host.fingerprint, epoch=epoch)
         self._admission = Admission(
             tokenizer=host.tokenizer,
             template=host.template,
             spec=host.spec,
             layout=host.layout,
             fingerprint=host.fingerprint,
+            hash_root=root if service.config.pool.prefix_cache else None,
         )
         # One thread: a long prompt takes long to tokenise, and must not hold up the loop.
         self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
@@ -160,31 +165,33 @@ class Reception:
             except QueueFullError:
                 raise self._busy() from None
         self._metrics.accepted.inc()
+        cached_tokens = 0 if resumed.finish is not None else self._serving.cached_tokens(prompt)
         self._service.log.info(
             "request.accepted",
             request_id=request.id,
             prompt_tokens=len(prompt.ids),
+            cached_tokens=cached_tokens,
             resumed_tokens=len(prompt.resumed_ids),
             max_tokens=prompt.max_tokens,
         )
         if self._service.config.log.prompts:
             text = self._host.tokenizer.decode(request.token_ids, keep_control=True)
             self._service.log.info("request.prompt", request_id=request.id, text=text)
-        client.send(self._accepted(request))
+        client.send(self._accepted(request, cached_tokens))
         if resumed.finish is not None:  # what it resumes was a whole answer already
             self._metrics.ended.labels(resumed.finish).inc()
             client.finish(end_of(request, resumed.finish, self._service.clock.monotonic_ns()))
         elif client.is_cancelled:
             self._serving.cancel(client)
 
-    def _accepted(self, request: Request) -> wire.Accepted:
+    def _accepted(self, request: Request, cached_tokens: int) -> wire.Accepted:
         seed = request.prompt.sampling.seed
         assert seed is not None, "admission resolves the seed"
         return wire.Accepted(
             id=request.id,
             seed=seed,
             prompt_tokens=len(request.prompt.ids),
-            cached_tokens=0,
+            cached_tokens=cached_tokens,
             fingerprint=self._host.fingerprint,
         )
 

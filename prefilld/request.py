@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prefilld.clients import Client
     from protocol.messages import Sampling, TokenLogprob
     from shared.engine.history import TokenHistory
+    from shared.kv.holds import Hold
     from shared.model.answer import AnswerAssembler
 
 
@@ -53,6 +54,8 @@ class Prompt:
     """The prompt's tokens as a bitmap, where repetition is penalised; else empty."""
     num_blocks: int
     """Of prefilld's pool, for `ids` and `resumed_ids`."""
+    block_hashes: tuple[bytes, ...] = ()
+    """Of the whole blocks of `ids` and `resumed_ids`; none where the prefix cache is off."""
     total_blocks: int
     """Of decoded's pool, for the prompt and the longest answer."""
 
@@ -80,9 +83,10 @@ class Request:
     """When to stop waiting for its next state, on the monotonic clock."""
     assembler: AnswerAssembler
     state: RequestState = RequestState.WAITING
-    blocks: list[int] = field(default_factory=list)
+    hold: Hold | None = None
+    """Its blocks, once it has them; also after it gave them back."""
     launched_tokens: int = 0
-    """Tokens whose computation was begun."""
+    """Tokens whose computation was begun, or which the prefix cache had."""
     computed_tokens: int = 0
     """Tokens whose keys and values are in the pool."""
     num_in_flight: int = 0
@@ -112,6 +116,12 @@ class Request:
         return len(self.token_ids)
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that those tokens need."""
-        return self.prompt.num_blocks
+    def blocks(self) -> tuple[int, ...]:
+        """Its blocks, in the order of its tokens; none before it was admitted."""
+        return () if self.hold is None else self.hold.blocks
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt whose keys and values the prefix cache had."""
+        cached_tokens = 0 if self.hold is None else self.hold.cached_tokens
+        return min(cached_tokens, len(self.prompt.ids))

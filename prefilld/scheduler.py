@@ -11,6 +11,7 @@ its share of a step, not for the whole long prompt; the last in line may take al
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -23,12 +24,8 @@ class Schedulable(Protocol):
         """Tokens to compute in all."""
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks that those tokens need."""
-
-    @property
     def launched_tokens(self) -> int:
-        """Tokens whose computation was begun."""
+        """Tokens whose computation was begun, or which the prefix cache had."""
 
 
 R = TypeVar("R", bound=Schedulable)
@@ -97,14 +94,15 @@ class Scheduler(Generic[R]):
             raise QueueFullError(self._max_waiting)
         self._waiting.append(request)
 
-    def admit(self, free_blocks: int) -> R | None:
-        """Move the oldest waiting request to the running ones if its blocks are free.
+    def admit(self, take_blocks: Callable[[R], bool]) -> R | None:
+        """Move the oldest waiting request to the running ones if it gets its blocks.
 
-        The caller allocates them before it asks again.
+        Args:
+            take_blocks: Takes the blocks of a request, or returns False where there are too few.
         """
         if not self._waiting or len(self._running) >= self._max_running:
             return None
-        if self._waiting[0].num_blocks > free_blocks:
+        if not take_blocks(self._waiting[0]):
             return None
         request = self._waiting.popleft()
         self._running.append(request)

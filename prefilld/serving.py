@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from prefilld.clients import Client
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
+    from prefilld.request import Prompt
     from shared.engine.prefilling import Prefiller
     from shared.engine.thread import EngineThread
-    from shared.kv.allocator import BlockAllocator
+    from shared.kv.holds import BlockHolds
     from shared.service.frame import Service
 
 REQUEUED_CODES = frozenset({"fd-lost", "no-room", "draining"})
@@ -45,6 +46,7 @@ class Serving:
     Args:
         service: Configuration, clock and log.
         prefiller: What computes, over prefilld's pool.
+        holds: Who has which blocks of that pool.
         desk: Where a prompt goes once its first token is known.
         casualties: Told what decoded adopted; tells what is not to be handed to another one.
     """
@@ -55,14 +57,14 @@ class Serving:
         service: Service,
         prefiller: Prefiller,
         engine: EngineThread,
-        allocator: BlockAllocator,
+        holds: BlockHolds,
         desk: HandoffDesk,
         casualties: Casualties,
         metrics: PrefillMetrics,
     ) -> None:
         config = service.config.prefilld
         self._service, self._prefiller, self._engine = service, prefiller, engine
-        self._allocator, self._desk, self._metrics = allocator, desk, metrics
+        self._holds, self._desk, self._metrics = holds, desk, metrics
         self._casualties = casualties
         self._scheduler: Scheduler[Request] = Scheduler(
             token_budget=config.token_budget,
@@ -98,6 +100,11 @@ class Serving:
     def requests(self) -> tuple[Request, ...]:
         """Requests that are prefilld's, in the order of their arrival."""
         return tuple(self._requests.values())
+
+    def cached_tokens(self, prompt: Prompt) -> int:
+        """Return how many tokens of a prompt the prefix cache has now; it may change meanwhile."""
+        num_tokens = len(prompt.ids) + len(prompt.resumed_ids)
+        return min(self._holds.cached_tokens(num_tokens, prompt.block_hashes), len(prompt.ids))
 
     # --- a request arrives -------------------------------------------------------------------
 
@@ -181,14 +188,26 @@ class Serving:
         self._work.set()
 
     def _admit(self) -> None:
-        while (request := self._scheduler.admit(self._allocator.num_free)) is not None:
-            request.blocks = self._allocator.allocate(request.num_blocks)
+        while (request := self._scheduler.admit(self._take_blocks)) is not None:
             request.state = RequestState.RUNNING
+            self._desk.announce(request)  # what the prefix cache had, decoded may pull at once
+
+    def _take_blocks(self, request: Request) -> bool:
+        hold = self._holds.take(request.num_tokens, request.prompt.block_hashes)
+        if hold is None:
+            return False
+        request.hold = hold
+        request.launched_tokens = request.computed_tokens = hold.cached_tokens
+        return True
 
     def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
         request = chunk.request
         request.computed_tokens += chunk.length
         request.num_in_flight -= 1
+        if request.state is RequestState.ENDED:
+            return  # by `end_all`, while its step ran
+        assert request.hold is not None, "it had blocks to compute into"
+        self._holds.computed(request.hold, request.computed_tokens)
         if request in self._cancelled:
             return  # `_end_cancelled` is next
         if token_id is None:

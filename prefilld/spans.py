@@ -27,6 +27,7 @@ def trace_of(
         attributes={
             "kvpair.reason": reason or "error",
             "gen_ai.usage.input_tokens": len(request.prompt.ids),
+            "kvpair.cached_tokens": request.cached_tokens,
             "gen_ai.usage.output_tokens": len(request.answer_ids),
         },
         error_code=error_code,

@@ -168,7 +168,8 @@ class Accepted(Message, tag="accepted", frozen=True, kw_only=True):
     seed: Seed
     prompt_tokens: Count
     cached_tokens: Count
-    """Prompt tokens whose KV was found in the prefix cache."""
+    """Prompt tokens whose KV is in the prefix cache now; END tells how many were found there when
+    the request's turn came."""
     fingerprint: str
 
 
@@ -206,6 +207,7 @@ class Usage(Part, frozen=True, kw_only=True):
 
     prompt_tokens: Count
     cached_tokens: Count
+    """Prompt tokens whose KV was found in the prefix cache."""
     completion_tokens: Count
 
 

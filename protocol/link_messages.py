@@ -160,6 +160,7 @@ class RequestState(Part, frozen=True, kw_only=True):
     id: RequestId
     prompt_tokens: Count
     cached_tokens: Count
+    """Prompt tokens whose KV was found in the prefix cache."""
     ids: TokenIds
     """The answer so far, the token that prefilld just sampled last."""
     delivered: Count

@@ -98,6 +98,7 @@ class Screen:
         for label, history, name in (
             ("requests", self.prefilld, "kvpair_requests_accepted_total"),
             ("prompt tokens", self.prefilld, "kvpair_prompt_tokens_total"),
+            ("cached tokens", self.prefilld, "kvpair_prefix_cache_hit_tokens_total"),
             ("new tokens", self.decoded, "kvpair_generated_tokens_total"),
         ):
             rate = history.rate(name)

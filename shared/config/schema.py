@@ -63,6 +63,9 @@ class PoolConfig(Section, frozen=True, kw_only=True):
     longest prompts fill (755 MB in float32); on a GPU what `prefilld.memory_fraction` gives."""
     block_size: Annotated[int, Meta(ge=1, le=1024)] = 16
     """Tokens a block.  Half a block a sequence is wasted; a block is one piece to transfer."""
+    prefix_cache: bool = True
+    """Keep the blocks of prompts that ended while nobody needs the room, for prompts that begin
+    alike.  Answers tell how much was found: whoever asks learns whether somebody asked alike."""
     access: Literal["auto", "pull", "direct"] = "auto"
     """How decoded uses the blocks: `pull` copies them into its own pool, `direct` reads them where
     they are; `auto` is direct on one GPU and pull anywhere else."""

@@ -32,7 +32,7 @@ class BlockState(enum.Enum):
     CACHED = "cached"
     """Holds a prefix that a later prompt may share; may be evicted."""
     ACTIVE = "active"
-    """A running request's, read and written by this daemon alone."""
+    """Running requests': this daemon alone reads it, and writes it while one of them has it."""
     LEASED = "leased"
     """The peer may read it."""
     QUARANTINED = "quarantined"
@@ -50,7 +50,10 @@ LEGAL_MOVES: Mapping[BlockState, frozenset[BlockState]] = MappingProxyType(
         BlockState.LEASED: frozenset(
             {BlockState.ACTIVE, BlockState.QUARANTINED, BlockState.CACHED, BlockState.FREE}
         ),
-        BlockState.QUARANTINED: frozenset({BlockState.CACHED, BlockState.FREE}),
+        # Back to another hold's ACTIVE or LEASED where that shares the block.
+        BlockState.QUARANTINED: frozenset(
+            {BlockState.ACTIVE, BlockState.LEASED, BlockState.CACHED, BlockState.FREE}
+        ),
     }
 )
 """Where a block may go from each state by `move` and `free`."""
@@ -73,9 +76,9 @@ class BlockAllocator:
     """Hands out the blocks of one pool and knows where each of them is.
 
     Freed blocks are handed out again first, in the order in which they were freed together.
-    Their pages are the ones touched already and the warmest in the caches, so a pool
-    that is larger than its load never becomes resident beyond it.  Holding them back for longer
-    would buy no safety: a late reader is fenced off by its lease's generation, not by luck.
+    Their pages are the ones touched already and the warmest in the caches, so a pool that is larger
+    than its load, and keeps no cache, never becomes resident beyond it.  Holding them back for
+    longer would buy no safety: a late reader is fenced off by its lease's generation, not by luck.
     """
 
     def __init__(self, num_blocks: int) -> None:

@@ -16,6 +16,7 @@
         ├── UnknownBlockError            a block id that the pool does not have
         ├── RepeatedBlockError           one block twice in one call
         ├── BlockMoveError               a double free, or another illegal move
+        ├── HoldStateError               a step that a hold's state does not allow
         ├── LeaseStateError              a step that the lease's state does not allow
         ├── GenerationError              a generation that does not grow
         ├── IntegrityError               the books contradict each other
@@ -172,6 +173,14 @@ class BlockMoveError(MisuseError, ValueError):
     def __init__(self, *, block: int, state: str, to: str) -> None:
         super().__init__(f"block {block} is {state} and cannot become {to}")
         self.block, self.state, self.to = block, state, to
+
+
+class HoldStateError(MisuseError):
+    """A hold was dropped twice, or is to become what it may not become from where it is."""
+
+    def __init__(self, *, state: str, to: str) -> None:
+        super().__init__(f"a hold that is {state} must not become {to}")
+        self.state, self.to = state, to
 
 
 class LeaseStateError(MisuseError):

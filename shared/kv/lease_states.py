@@ -94,7 +94,10 @@ class PublishGeneration:
 
 @dataclass(frozen=True, slots=True)
 class FreeBlocks:
-    """The lease ended and its request with it: the blocks are nobody's now."""
+    """The lease ended and its request with it: nobody has the blocks by it any more.
+
+    They are free, but for those that another request shares or the prefix cache keeps.
+    """
 
     lease_id: int
     blocks: tuple[int, ...]

@@ -37,10 +37,14 @@ def against_pair(model_file: Path, *, num_threads: int) -> SocketResult:
     prefilld is idle while decoded decodes, so the machine's cores are decoded's.
     """
     contest, _ = prepare(model_file, num_threads=num_threads)
-    threads = {"prefilld.threads": num_threads, "decoded.threads": num_threads}
+    settings = {
+        "prefilld.threads": num_threads,
+        "decoded.threads": num_threads,
+        "pool.prefix_cache": False,  # one prompt again and again, which transformers computes anew
+    }
     with (
         tempfile.TemporaryDirectory() as folder,
-        Pair(Path(folder), model=model_file, settings=threads) as pair,
+        Pair(Path(folder), model=model_file, settings=settings) as pair,
     ):
         answers: list[Answer] = []
 

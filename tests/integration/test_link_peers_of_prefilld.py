@@ -78,7 +78,7 @@ def asking(daemon: Pair) -> Iterator[Callable[..., Future[Answer]]]:
 
 def prefilld_is_settled(daemon: Pair) -> bool:
     pool = daemon.status()["pool"]
-    return bool(pool["free"] + pool["reserved"] == pool["total"])
+    return bool(pool["free"] + pool["cached"] + pool["reserved"] == pool["total"])
 
 
 def handoff_on(link: FakeDecodedLink) -> wire.Handoff:

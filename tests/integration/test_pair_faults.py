@@ -40,6 +40,10 @@ def prompt_of(num_tokens: int, salt: int = 0) -> list[int]:
     return [2 + (7 * index + salt) % 250 for index in range(num_tokens)]
 
 
+UNCACHED = {"pool.prefix_cache": False}
+"""Prompts are asked again here to be caught while they are computed, or over a ruined pool."""
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
     settings = {
@@ -48,7 +52,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
         "decoded.max_batch": 4,
         "pool.num_blocks": 1024,
         "decoded.num_blocks": 1024,
-    }
+    } | UNCACHED
     with Pair(tmp_path_factory.mktemp("v"), model=tiny_model, settings=settings) as running:
         yield running
 
@@ -414,7 +418,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Itera
         "prefilld.token_budget": 4,
         "pool.num_blocks": 1024,
         "decoded.num_blocks": 1024,
-    }
+    } | UNCACHED
     with Pair(tmp_path_factory.mktemp("w"), model=tiny_model, settings=settings) as running:
         yield running
 

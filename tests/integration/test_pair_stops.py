@@ -47,8 +47,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Pair]:
-    """Prompts in one chunk, so that all of a prompt is copied behind its HANDOFF."""
+    """Prompts in one chunk and none of it cached: all of it is copied behind its HANDOFF."""
     settings = {
+        "pool.prefix_cache": False,
         "link.ping_interval_s": 0.25,
         "link.ping_timeout_s": PING_TIMEOUT_S,
         "link.quarantine_s": QUARANTINE_S,
@@ -74,11 +75,11 @@ class Solos:
 
     def __init__(self, pair: Pair, engine: LocalEngine) -> None:
         self._engine = engine
-        self._ids: dict[Ask, list[int]] = {}
+        self._ids: dict[tuple[int, ...], list[int]] = {}
         for ask in (*RUNNING, *LONG):
             with WatchedStreams(pair.socket, [ask]) as alone:
                 (delivered,) = alone.results()
-            self._ids[ask] = delivered.ids
+            self._ids[ask.prompt] = delivered.ids
         pair.wait_settled()
 
     def check(self, streams: WatchedStreams) -> None:
@@ -87,7 +88,7 @@ class Solos:
             assert delivered.end is not None
             check_repeated(
                 delivered.ids,
-                self._ids[ask],
+                self._ids[ask.prompt],
                 prompt_ids=ask.prompt,
                 sampling=SamplingParams(),
                 logits_of=self._engine.prompt_logits,
@@ -156,8 +157,8 @@ def stop_in_mid_copy(pair: Pair) -> WatchedStreams:
 
 
 def overwrite_free_blocks(pair: Pair) -> None:
-    """Give every free block of prefilld's pool to some other request, which fills it."""
-    num_tokens = pool(pair, "free") * BLOCK_SIZE
+    """Give every block of prefilld's pool that nobody has to another request, which fills it."""
+    num_tokens = (pool(pair, "free") + pool(pair, "cached")) * BLOCK_SIZE
     share = num_tokens // 4
     fillers = [Ask(prompt=prompt_of(share, 200 + n), max_tokens=1) for n in range(4)]
     with WatchedStreams(pair.socket, fillers) as streams:  # prefilld answers them by itself

@@ -1,8 +1,9 @@
 """Both sides of a lease over a channel that loses, doubles and reorders, with deaths in between.
 
-prefilld's side is the real lease table and the real allocator; what the table returns is carried
-out on a model of the control page.  decoded's side is a model that reads blocks a piece at a time
-and, as decoded must, keeps what it read only if the generation still stands afterwards.
+prefilld's side is the real lease table and the real books of blocks, with requests that share what
+the prefix cache knows; what the table returns is carried out on a model of the control page.
+decoded's side is a model that reads blocks a piece at a time and, as decoded must, keeps what it
+read only if the generation still stands afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shared.kv.allocator import BlockAllocator, BlockState
-from shared.kv.errors import NoSlotError, OutOfBlocksError
+from shared.kv.block_hashes import block_hashes
+from shared.kv.errors import NoSlotError
+from shared.kv.holds import BlockHolds, Hold
 from shared.kv.lease_states import (
     CloseClient,
     Effect,
@@ -37,6 +40,9 @@ GRACE_S = 10.0
 BLOCK_STATES = {LeaseState.QUARANTINED: BlockState.QUARANTINED}
 """The state of a lease's blocks; in all other states they are LEASED."""
 
+STRENGTH = (BlockState.QUARANTINED, BlockState.LEASED, BlockState.ACTIVE)
+"""A block that several requests share is in the first of these that one of them is in."""
+
 MAY_CHUNK = (LeaseState.OPEN, LeaseState.CHUNKED)
 MAY_HANDOFF = (*MAY_CHUNK, LeaseState.DECLINED)
 
@@ -45,9 +51,10 @@ ANSWERS = [LeaseEvent.NOCHUNK, LeaseEvent.ADOPT, LeaseEvent.REJECT, LeaseEvent.R
 
 @dataclass
 class Request:
-    """A request of prefilld's with its blocks."""
+    """A request of prefilld's with its blocks, a token each."""
 
-    blocks: list[int]
+    tokens: list[int]
+    hold: Hold
     lease_id: int | None = None
 
 
@@ -56,7 +63,7 @@ class Copy:
     """decoded's copy of a lease's blocks while it is under way."""
 
     lease: Lease
-    read: list[str | None] = field(default_factory=list)
+    read: list[tuple[int, ...] | None] = field(default_factory=list)
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -68,12 +75,15 @@ class LeaseMachine(RuleBasedStateMachine):
         self.num_requests = 0
         # prefilld
         self.allocator = BlockAllocator(NUM_BLOCKS)
+        self.holds = BlockHolds(self.allocator, block_size=1)
         self.table = LeaseTable(NUM_SLOTS)
         self.page = [0] * NUM_SLOTS
         self.requests: dict[str, Request] = {}
         self.opened: dict[int, Lease] = {}
-        self.contents: dict[int, str] = {}
-        """Whose cache each block holds; written when it is allocated."""
+        self.lent: dict[int, Request] = {}
+        """By lease; also after its end."""
+        self.contents: dict[int, tuple[int, ...]] = {}
+        """Which tokens' cache each block holds, the whole prefix; written when it is allocated."""
         # what the effects were, lease by lease
         self.ends: dict[int, int] = {}
         self.closed_clients: set[int] = set()
@@ -100,7 +110,8 @@ class LeaseMachine(RuleBasedStateMachine):
                 case FreeBlocks(lease_id, blocks):
                     self.check_end(lease_id)
                     self.check_given_back(lease_id)
-                    self.allocator.free(blocks)
+                    assert blocks == self.lent[lease_id].hold.blocks
+                    self.holds.drop(self.lent[lease_id].hold)
                     del self.requests[self.opened[lease_id].request_id]
                 case ReturnRequest(lease_id, request_id):
                     self.check_end(lease_id)
@@ -108,11 +119,12 @@ class LeaseMachine(RuleBasedStateMachine):
                     assert request.lease_id == lease_id
                     assert lease_id not in self.closed_clients
                     request.lease_id = None
-                    self.allocator.move(request.blocks, BlockState.ACTIVE)
+                    self.holds.move(request.hold, BlockState.ACTIVE)
                 case Quarantine(lease_id, blocks):
                     self.check_revoked(lease_id)
                     self.quarantined.add(lease_id)
-                    self.allocator.move(blocks, BlockState.QUARANTINED)
+                    assert blocks == self.lent[lease_id].hold.blocks
+                    self.holds.move(self.lent[lease_id].hold, BlockState.QUARANTINED)
                 case SendAbort(lease_id):
                     assert lease_id not in self.aborts
                     assert self.link_is_up
@@ -152,17 +164,17 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # --- prefilld -----------------------------------------------------------------------
 
-    @rule(num_blocks=st.integers(1, 4))
-    def admit(self, num_blocks: int) -> None:
-        """A request gets its blocks, and its cache is written over whatever lay there."""
-        try:
-            blocks = self.allocator.allocate(num_blocks)
-        except OutOfBlocksError:
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=4))
+    def admit(self, tokens: list[int]) -> None:
+        """A request gets its blocks, and its cache is written over what lay in the fresh ones."""
+        hold = self.holds.take(len(tokens), block_hashes(tokens, block_size=1, root=b""))
+        if hold is None:
             return
         self.num_requests += 1
-        request_id = f"r{self.num_requests}"
-        self.requests[request_id] = Request(blocks)
-        self.contents.update(dict.fromkeys(blocks, request_id))
+        self.requests[f"r{self.num_requests}"] = Request(tokens, hold)
+        for index in range(hold.cached_tokens, len(tokens)):
+            self.contents[hold.blocks[index]] = tuple(tokens[: index + 1])
+        self.holds.computed(hold, len(tokens))
 
     @precondition(lambda self: self.link_is_up and self.unlent())
     @rule(data=st.data())
@@ -171,7 +183,7 @@ class LeaseMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(self.unlent()))
         request = self.requests[request_id]
         try:
-            lease, effects = self.table.open(request_id, request.blocks)
+            lease, effects = self.table.open(request_id, request.hold.blocks)
         except NoSlotError:
             assert len(self.table) == NUM_SLOTS
             return
@@ -180,7 +192,8 @@ class LeaseMachine(RuleBasedStateMachine):
         assert lease.lease_id not in self.opened
         self.opened[lease.lease_id] = lease
         request.lease_id = lease.lease_id
-        self.allocator.move(request.blocks, BlockState.LEASED)
+        self.lent[lease.lease_id] = request
+        self.holds.move(request.hold, BlockState.LEASED)
 
     @precondition(lambda self: self.link_is_up and self.leases_in(*MAY_CHUNK))
     @rule(data=st.data())
@@ -209,7 +222,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         """A request that is not lent ends by itself."""
         request_id = data.draw(st.sampled_from(self.unlent()))
-        self.allocator.free(self.requests.pop(request_id).blocks)
+        self.holds.drop(self.requests.pop(request_id).hold)
 
     @rule(seconds=st.floats(0.0, 6.0))
     def tick(self, seconds: float) -> None:
@@ -322,7 +335,8 @@ class LeaseMachine(RuleBasedStateMachine):
         rest = copy.lease.blocks[len(copy.read) :]
         copy.read += [self.contents.get(block) for block in rest]
         if self.page[copy.lease.slot] == copy.lease.generation:
-            assert set(copy.read) == {copy.lease.request_id}
+            tokens = self.lent[copy.lease.lease_id].tokens
+            assert copy.read == [tuple(tokens[: end + 1]) for end in range(len(tokens))]
 
     # --- deaths -------------------------------------------------------------------------
 
@@ -373,14 +387,13 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def the_blocks_add_up(self) -> None:
         """Each block counts once, and each is in the hands that the lease says."""
-        self.allocator.check_integrity()
+        self.holds.check_integrity()
         self.table.check_integrity()
         counts = self.allocator.counts()
         parts = (counts.free, counts.cached, counts.active, counts.leased, counts.quarantined)
         assert sum(parts) + counts.reserved == counts.total == NUM_BLOCKS
 
-        hands = [block for request in self.requests.values() for block in request.blocks]
-        assert len(hands) == len(set(hands)) == counts.total - counts.reserved - counts.free
+        hands: dict[int, set[BlockState]] = {}
         for request_id, request in self.requests.items():
             lease = None if request.lease_id is None else self.table.get(request.lease_id)
             assert (lease is None) is (request.lease_id is None)
@@ -389,7 +402,12 @@ class LeaseMachine(RuleBasedStateMachine):
             else:
                 assert lease.request_id == request_id
                 expected = BLOCK_STATES.get(lease.state, BlockState.LEASED)
-            assert {self.allocator.state(block) for block in request.blocks} == {expected}
+            for block in request.hold.blocks:
+                hands.setdefault(block, set()).add(expected)
+        assert len(hands) == counts.active + counts.leased + counts.quarantined
+        for block, states in hands.items():
+            strongest = next(state for state in STRENGTH if state in states)
+            assert self.allocator.state(block) is strongest
 
     def teardown(self) -> None:
         """Once all is quiet nothing is lent, nothing is lost, and every lease ended once."""
@@ -400,8 +418,9 @@ class LeaseMachine(RuleBasedStateMachine):
         assert self.ends == dict.fromkeys(self.opened, 1)
         for request in self.requests.values():
             assert request.lease_id is None
-            self.allocator.free(request.blocks)
-        assert self.allocator.counts().free == NUM_BLOCKS - 1
+            self.holds.drop(request.hold)
+        counts = self.allocator.counts()
+        assert counts.free + counts.cached == NUM_BLOCKS - 1
 
 
 TestLeases = LeaseMachine.TestCase

@@ -192,15 +192,15 @@ class Pair:
         wait_until(is_serving, timeout_s=self._start_timeout_s, what="the pair serves")
 
     def is_settled(self) -> bool:
-        """Whether nothing is in flight: every block of both pools is free or reserved."""
+        """Whether nothing is in flight: nobody has a block of either pool, but for the cache."""
         return all(
-            pool["free"] + pool["reserved"] == pool["total"]
+            pool["free"] + pool["cached"] + pool["reserved"] == pool["total"]
             for pool in (self.status()["pool"], self.decoded_status()["pool"])
         )
 
     def wait_settled(self, *, timeout_s: float = 5.0) -> None:
         """Wait until every block is back."""
-        wait_until(self.is_settled, timeout_s=timeout_s, what="every block of both pools is free")
+        wait_until(self.is_settled, timeout_s=timeout_s, what="nobody has a block any more")
 
     def counter(self, name: DaemonName, metric: str) -> float:
         """Return a counter of a daemon; 0 where it never counted."""

@@ -77,3 +77,27 @@ def test_answers_are_those_of_one_process_on_the_cpu(pair: Pair, model_file: str
     with ThreadPoolExecutor(len(prompts)) as pool:
         assert list(pool.map(ask, prompts)) == expected
     pair.wait_settled()
+
+
+def test_prompts_that_begin_alike_are_answered_as_by_one_process(
+    pair: Pair, model_file: str
+) -> None:
+    """What one prompt left in the pool is read by the next ones, two of them at once."""
+    loaded = load_model(model_file, "float32")
+    engine = LocalEngine(Llama(loaded.spec, loaded.tensors), num_blocks=100, block_size=16)
+    document = prompt(50, 300)
+    prompts = [[*document, *prompt(60 + number, 30)] for number in range(3)]
+    expected = [
+        engine.generate([ids], max_tokens=MAX_TOKENS, ignore_eos=True)[0] for ids in prompts
+    ]
+
+    def ask(ids: list[int]) -> tuple[list[int], int]:
+        client = Client(pair.socket, timeout_s=60)
+        answer = client.generate(ids, max_tokens=MAX_TOKENS, ignore_eos=True)
+        return list(answer.ids), answer.usage.cached_tokens
+
+    assert ask(prompts[0]) == (expected[0], 0)
+    with ThreadPoolExecutor(2) as pool:
+        later = list(pool.map(ask, prompts[1:]))
+    assert later == [(ids, 300 // 16 * 16) for ids in expected[1:]]
+    pair.wait_settled()

@@ -36,7 +36,7 @@ def play(
             world = World(service, host, EngineThread(num_threads=1))
             try:
                 await scene(world)
-                world.allocator.check_integrity()
+                world.holds.check_integrity()
             finally:
                 await world.close()
 

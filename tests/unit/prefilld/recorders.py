@@ -11,6 +11,7 @@ from protocol import messages as wire
 from protocol.limits import DEFAULT_MAX_REQUEST_BYTES
 from protocol.states import Role
 from shared.kv.allocator import BlockAllocator, BlockState
+from shared.kv.holds import Hold
 from shared.model.answer import AnswerAssembler
 from tests.unit.protocol.recorder import Recorder
 from tests.unit.shared.daemon.kit import socketpair, until
@@ -112,6 +113,11 @@ class FencedAllocator(BlockAllocator):
 
     def _readable(self) -> list[bool]:
         return [self._page.read(slot) % 2 == 1 for slot in range(self._page.num_slots)]
+
+
+def hold_of(blocks: Sequence[int]) -> Hold:
+    """Return a hold on blocks of one's choice, of which nobody keeps books."""
+    return Hold(blocks=tuple(blocks), hashes=(), cached_tokens=0, num_listed=0)
 
 
 def new_client(

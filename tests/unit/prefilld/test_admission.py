@@ -26,6 +26,7 @@ from protocol.messages import (
     TokenLogprob,
 )
 from shared.daemon.model_host import ModelHost
+from shared.kv.block_hashes import block_hashes, root_hash
 from shared.model.gguf_file import read_header
 from shared.model.gguf_model import read_vocabulary
 from shared.model.gguf_tokenizer import vocabulary_tokenizer
@@ -490,3 +491,20 @@ def test_only_a_repetition_penalty_needs_the_prompt_s_tokens(admission: Admissio
 def test_wishes_reach_the_prompt_as_they_were_asked(admission: Admission) -> None:
     prompt = admission.judge(Generate(prompt="hi", min_tokens=3, logprobs=2), ROOMY)
     assert (prompt.min_tokens, prompt.logprobs) == (3, 2)
+
+
+# --- the prefix cache ------------------------------------------------------------------------
+
+
+def test_whole_blocks_are_hashed_resumed_ids_included(host: ModelHost) -> None:
+    """On the judge's thread: a long prompt's hashes take some milliseconds."""
+    root = root_hash(fingerprint=host.fingerprint, epoch=bytes(16))
+    resume = Resume(attempt=1, seed=1, fingerprint=host.fingerprint, ids=ids_of(10))
+    prompt = make(host, hash_root=root).judge(Generate(prompt=ids_of(40), resume=resume), ROOMY)
+    expected = block_hashes([*ids_of(40), *ids_of(10)], block_size=BLOCK, root=root)
+    assert prompt.block_hashes == expected
+    assert len(expected) == 3
+
+
+def test_without_a_prefix_cache_nothing_is_hashed(host: ModelHost) -> None:
+    assert make(host).judge(Generate(prompt=ids_of(40)), ROOMY).block_hashes == ()

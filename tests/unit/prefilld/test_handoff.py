@@ -17,6 +17,7 @@ from protocol.codec import validate
 from shared.clock import FakeClock
 from shared.kv.allocator import BlockAllocator, BlockState
 from shared.kv.control_page import ControlPage
+from shared.kv.holds import BlockHolds
 from shared.kv.leases import LeaseTable
 from shared.logs import get_logger
 from shared.metrics import Metrics
@@ -39,13 +40,14 @@ class World:
     def __init__(self) -> None:
         self.page = ControlPage.create(8)
         self.allocator = BlockAllocator(64)
+        self.holds = BlockHolds(self.allocator, block_size=BLOCK_SIZE)
         self.clock = FakeClock()
         self.metrics = Metrics()
         self.desk = HandoffDesk(
             epoch=EPOCH,
             block_size=BLOCK_SIZE,
             leases=LeaseTable(8),
-            allocator=self.allocator,
+            holds=self.holds,
             control_page=self.page,
             clock=self.clock,
             log=get_logger(),
@@ -84,7 +86,7 @@ class World:
             total_blocks=total_blocks,
             arrived_ns=self._num_requests,
         )
-        request.blocks = self.allocator.allocate(request.num_blocks)
+        request.hold = self.holds.take(request.num_tokens)
         request.state = RequestState.RUNNING
         return request
 
@@ -108,7 +110,7 @@ def world() -> Iterator[World]:
     with capture_logs():
         world = World()
         yield world
-    world.allocator.check_integrity()
+    world.holds.check_integrity()
     world.page.close()
 
 
@@ -128,7 +130,7 @@ def test_a_handoff_carries_the_request_and_its_connection(world: World) -> None:
         assert isinstance(message, wire.Handoff)
         validate(message)
         assert message.request.id == "r1"
-        assert message.blocks == request.blocks
+        assert message.blocks == list(request.blocks)
         ((fd,),) = world.link.fds
         with socket.socket(fileno=fd) as connection:
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
@@ -528,7 +530,7 @@ def test_a_running_prefill_goes_on_when_the_link_is_lost(world: World) -> None:
         world.desk.announce(request)
         (message,) = world.link.sent
         assert isinstance(message, wire.Chunk)
-        assert (message.first, message.blocks) == (0, request.blocks[:3])
+        assert (message.first, message.blocks) == (0, list(request.blocks[:3]))
 
     play(scene())
 

@@ -14,7 +14,7 @@ from protocol.codec import validate
 from protocol.messages import RequestState, Sampling, TokenLogprob
 from shared.kv.layout import KVLayout
 from shared.kv.leases import Lease
-from tests.unit.prefilld.recorders import BLOCK_SIZE, EPOCH, new_request
+from tests.unit.prefilld.recorders import BLOCK_SIZE, EPOCH, hold_of, new_request
 
 LAYOUT = KVLayout(
     num_blocks=32, num_layers=1, num_kv_heads=1, block_size=BLOCK_SIZE, head_dim=2, dtype="float32"
@@ -23,7 +23,7 @@ LAYOUT = KVLayout(
 
 def request_and_lease() -> tuple[Request, Lease]:
     request = new_request(cast("Client", SimpleNamespace()), num_tokens=10, total_blocks=5)
-    request.blocks = [7, 9, 8]
+    request.hold = hold_of([7, 9, 8])
     request.answer_ids, request.delivered = [41], 1
     request.started_ns, request.first_token_ns, request.sent_ns = 2, 3, 4
     lease = Lease(lease_id=3, request_id="r", blocks=(7, 9, 8), slot=1, generation=5)

@@ -13,12 +13,13 @@ from prefilld.clients import Client
 from prefilld.lending import LINK_LOST, Lending
 from prefilld.metrics import PrefillMetrics
 from prefilld.request import Request
-from shared.kv.allocator import BlockState
+from shared.kv.allocator import BlockAllocator, BlockState
 from shared.kv.control_page import ControlPage
+from shared.kv.holds import BlockHolds
 from shared.kv.leases import LeaseTable
 from shared.logs import get_logger
 from shared.metrics import Metrics
-from tests.unit.prefilld.recorders import FencedAllocator, new_request
+from tests.unit.prefilld.recorders import BLOCK_SIZE, FencedAllocator, new_request
 
 NUM_SLOTS = 2
 NOBODY = cast("Client", SimpleNamespace())  # lending never looks at a request's connection
@@ -49,18 +50,19 @@ class World:
     def __init__(self) -> None:
         self.page = ControlPage.create(NUM_SLOTS)
         self.allocator = FencedAllocator(12, self.page)
+        self.holds = BlockHolds(self.allocator, block_size=BLOCK_SIZE)
         self.listener = Listener()
         self.metrics = Metrics()
         self.lending = Lending(
             leases=LeaseTable(NUM_SLOTS),
-            allocator=self.allocator,
+            holds=self.holds,
             control_page=self.page,
             log=get_logger(),
             metrics=PrefillMetrics(self.metrics),
             listener=self.listener,
         )
         self.request = new_request(NOBODY)
-        self.request.blocks = self.allocator.allocate(3)
+        self.request.hold = self.holds.take(self.request.num_tokens)
 
     def states(self) -> set[BlockState]:
         return {self.allocator.state(block) for block in self.request.blocks}
@@ -77,7 +79,7 @@ def world() -> Iterator[World]:
     with capture_logs():
         world = World()
         yield world
-    world.allocator.check_integrity()
+    world.holds.check_integrity()
     world.page.close()
 
 
@@ -246,3 +248,39 @@ def test_a_new_link_keeps_what_decoded_still_holds(world: World, adopted: int) -
     assert world.states() == {BlockState.QUARANTINED}
     world.lending.on_release(adopted)
     assert world.states() == {BlockState.FREE}
+
+
+def test_a_block_that_two_leases_share_is_kept_until_both_are_over(world: World) -> None:
+    """Each lease's generation ends with it; the other one's reader goes on."""
+    allocator = BlockAllocator(12)
+    holds = BlockHolds(allocator, block_size=BLOCK_SIZE)
+    lending = Lending(
+        leases=LeaseTable(NUM_SLOTS),
+        holds=holds,
+        control_page=world.page,
+        log=get_logger(),
+        metrics=PrefillMetrics(Metrics()),
+        listener=world.listener,
+    )
+    leases = []
+    for _ in range(2):
+        request = new_request(NOBODY, num_tokens=BLOCK_SIZE + 1)
+        request.hold = holds.take(request.num_tokens, [b"same"])
+        assert request.hold is not None
+        holds.computed(request.hold, request.num_tokens)
+        leases.append(lending.lend(request))
+        lending.handoff_sent(leases[-1])
+        lending.on_adopt(leases[-1].lease_id)
+    first, second = leases
+    shared = first.blocks[0]
+    assert second.blocks[0] == shared
+    lending.on_release(first.lease_id)
+    assert world.page.read(first.slot) > first.generation
+    assert world.page.read(second.slot) == second.generation
+    assert allocator.state(shared) is BlockState.LEASED
+    lending.link_lost(peer_is_gone=False, now_s=0.0, grace_s=1.0)
+    assert world.page.read(second.slot) > second.generation
+    assert allocator.state(shared) is BlockState.QUARANTINED
+    lending.expire(1.0)
+    assert allocator.state(shared) is BlockState.CACHED
+    holds.check_integrity()

@@ -29,6 +29,7 @@ from shared.daemon.model_host import ModelHost
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator, BlockState
 from shared.kv.control_page import ControlPage
+from shared.kv.holds import BlockHolds
 from shared.kv.leases import LeaseTable
 from shared.kv.memfd import MemfdPool
 from tests.unit.prefilld.recorders import EPOCH, Owner, new_request, streaming_client
@@ -95,12 +96,13 @@ class World:
         self.engine = EngineThread(num_threads=1)
         self.page = ControlPage.create(8)
         self.allocator = BlockAllocator(host.layout.num_blocks)
+        self.holds = BlockHolds(self.allocator, block_size=host.layout.block_size)
         metrics = PrefillMetrics(service.metrics)
         self.desk = HandoffDesk(
             epoch=EPOCH,
             block_size=host.layout.block_size,
             leases=LeaseTable(8),
-            allocator=self.allocator,
+            holds=self.holds,
             control_page=self.page,
             clock=service.clock,
             log=service.log,
@@ -152,7 +154,7 @@ class World:
         client, _ = await streaming_client()
         request = new_request(client, total_blocks=3)
         request.prompt = request.prompt
-        request.blocks = self.allocator.allocate(3)
+        request.hold = self.holds.take(request.num_tokens)
         request.state = RequestState.RUNNING
         request.answer_ids.append(7)
         self.desk.ready(request)
@@ -292,7 +294,7 @@ def test_what_was_sent_and_not_adopted_goes_to_the_next_decoded(
             decoded = await world.opened()
             client, _ = await streaming_client()
             request = new_request(client, total_blocks=3)
-            request.blocks = world.allocator.allocate(3)
+            request.hold = world.holds.take(request.num_tokens)
             request.answer_ids.append(7)
             world.desk.ready(request)
             world.desk.pump()
@@ -318,7 +320,7 @@ def test_an_adopt_in_the_queue_of_a_dead_link_still_counts(
             decoded = await world.opened()
             client, _ = await streaming_client()
             request = new_request(client, total_blocks=3)
-            request.blocks = world.allocator.allocate(3)
+            request.hold = world.holds.take(request.num_tokens)
             request.answer_ids.append(7)
             world.desk.ready(request)
             world.desk.pump()
@@ -350,7 +352,7 @@ def test_adopted_blocks_are_quarantined_while_a_lost_peer_lives(
             world.prepare = lambda decoded: decoded.held.append(lease_id)
             first.socket.close()
             await until(lambda: len(world.decodeds) == 2 and world.link.is_open)
-            assert world.allocator.counts().quarantined == 3
+            assert world.allocator.counts().quarantined == 1
             world.decoded.socket.send(wire.Release(epoch=EPOCH, lease=lease_id, credits=credits()))
             await until(lambda: world.allocator.counts().quarantined == 0)
             assert world.allocator.counts().free == world.allocator.num_blocks - 1
@@ -398,7 +400,7 @@ def test_what_was_lent_when_decoded_died_is_counted(
                 decoded = await world.opened()
                 client, _ = await streaming_client()
                 request = new_request(client, total_blocks=3)
-                request.blocks = world.allocator.allocate(3)
+                request.hold = world.holds.take(request.num_tokens)
                 request.answer_ids.append(7)
                 assert not world.casualties.is_poisoned(request.id)
                 world.desk.ready(request)
@@ -422,7 +424,7 @@ def test_decoded_s_answers_reach_the_leases(
             decoded = await world.opened()
             client, _ = await streaming_client()
             request = new_request(client, num_tokens=40, total_blocks=6)
-            request.blocks = world.allocator.allocate(3)
+            request.hold = world.holds.take(request.num_tokens)
             request.state = RequestState.RUNNING
             request.computed_tokens = 32
             world.desk.announce(request)
@@ -462,7 +464,7 @@ def test_room_that_comes_free_is_used_at_once(
             decoded = await world.opened()
             client, _ = await streaming_client()
             request = new_request(client, total_blocks=31)
-            request.blocks = world.allocator.allocate(3)
+            request.hold = world.holds.take(request.num_tokens)
             request.answer_ids.append(7)
             world.desk.ready(request)
             world.desk.pump()
@@ -550,7 +552,7 @@ def test_a_draining_decoded_gets_nothing_new(
             await until(lambda: "link.draining" in events(logs))
             client, _ = await streaming_client()
             request = new_request(client, total_blocks=3)
-            request.blocks = world.allocator.allocate(3)
+            request.hold = world.holds.take(request.num_tokens)
             world.desk.ready(request)
             world.desk.pump()
             assert world.desk.num_ready == 1
@@ -697,7 +699,7 @@ def test_nothing_is_sent_to_a_decoded_that_said_bye(
             decoded = await world.opened()
             client, _ = await streaming_client()
             request = new_request(client, total_blocks=3)
-            request.blocks = world.allocator.allocate(3)
+            request.hold = world.holds.take(request.num_tokens)
             decoded.socket.send(wire.Bye())
             await turns()
             world.desk.ready(request)

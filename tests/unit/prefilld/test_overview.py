@@ -74,7 +74,14 @@ def test_requests_are_told_with_their_progress(play: Play) -> None:
         assert requests == {
             "total": 1,
             "first": [
-                {"id": accepted.id, "state": "waiting", "tokens": 0, "of": 20, "age_s": 0.25}
+                {
+                    "id": accepted.id,
+                    "state": "waiting",
+                    "tokens": 0,
+                    "of": 20,
+                    "cached": 0,
+                    "age_s": 0.25,
+                }
             ],
         }
 

@@ -14,12 +14,12 @@ from shared.engine.local import LocalEngine
 from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
 from shared.kv.pool import LocalPool
-from tests.unit.prefilld.recorders import new_request
+from tests.unit.prefilld.recorders import hold_of, new_request
 
 
 def request_of(num_tokens: int, blocks: list[int]) -> Request:
     request = new_request(cast("Client", SimpleNamespace()), num_tokens=num_tokens)
-    request.blocks = blocks
+    request.hold = hold_of(blocks)
     return request
 
 

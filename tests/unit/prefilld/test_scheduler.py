@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -16,9 +17,13 @@ class Prompt:
     num_tokens: int
     launched_tokens: int = 0
 
-    @property
-    def num_blocks(self) -> int:
-        return -(-self.num_tokens // 16)
+
+def always(_prompt: Prompt) -> bool:
+    return True
+
+
+def room_for(num_tokens: int) -> Callable[[Prompt], bool]:
+    return lambda prompt: prompt.num_tokens <= num_tokens
 
 
 def make(**options: int) -> Scheduler[Prompt]:
@@ -28,7 +33,7 @@ def make(**options: int) -> Scheduler[Prompt]:
 def test_a_prompt_within_the_budget_is_one_chunk() -> None:
     scheduler = make()
     scheduler.add(prompt := Prompt(300))
-    assert scheduler.admit(100) is prompt
+    assert scheduler.admit(room_for(1_600)) is prompt
     (chunk,) = scheduler.next_step()
     assert (chunk.start, chunk.length, chunk.is_last) == (0, 300, True)
 
@@ -36,7 +41,7 @@ def test_a_prompt_within_the_budget_is_one_chunk() -> None:
 def test_a_long_prompt_is_cut_at_the_budget() -> None:
     scheduler = make()
     scheduler.add(prompt := Prompt(1_200))
-    scheduler.admit(1_000)
+    scheduler.admit(always)
     lengths = []
     while prompt.launched_tokens < prompt.num_tokens:
         (chunk,) = scheduler.next_step()
@@ -50,8 +55,8 @@ def test_a_short_prompt_behind_a_long_one_is_done_within_one_step() -> None:
     scheduler = make()
     scheduler.add(Prompt(100_000))
     scheduler.add(short := Prompt(200))
-    scheduler.admit(10_000)
-    scheduler.admit(10_000)
+    scheduler.admit(always)
+    scheduler.admit(always)
     first, second = scheduler.next_step()
     assert (first.length, second.request, second.length) == (256, short, 200)
 
@@ -61,8 +66,8 @@ def test_the_head_of_the_queue_is_not_overtaken() -> None:
     scheduler = make()
     scheduler.add(big := Prompt(1_600))
     scheduler.add(Prompt(16))
-    assert scheduler.admit(99) is None
-    assert scheduler.admit(100) is big
+    assert scheduler.admit(room_for(1_584)) is None
+    assert scheduler.admit(room_for(1_600)) is big
 
 
 def test_a_full_queue_refuses_and_keeps_its_order() -> None:
@@ -78,7 +83,7 @@ def test_removing_is_safe_in_every_state() -> None:
     scheduler = make()
     scheduler.add(running := Prompt(1))
     scheduler.add(waiting := Prompt(1))
-    scheduler.admit(10)
+    scheduler.admit(always)
     for prompt in (running, waiting, waiting):
         scheduler.remove(prompt)
     assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
@@ -99,7 +104,7 @@ def test_every_prompt_is_computed_once_and_in_order(
         scheduler.add(prompt)
     admitted = []
     for _ in range(sum(lengths) + len(lengths)):
-        while (request := scheduler.admit(1_000)) is not None:
+        while (request := scheduler.admit(always)) is not None:
             admitted.append(request)
         chunks = scheduler.next_step()
         if not chunks:

@@ -13,7 +13,7 @@ from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
-from shared.kv.allocator import BlockState
+from shared.kv.holds import Hold
 from tests.unit.prefilld.world import User, World
 from tests.unit.shared.daemon.kit import turns, until
 
@@ -30,9 +30,17 @@ def generate(num_tokens: int = 10, **options: Any) -> wire.Generate:  # noqa: AN
     )
 
 
-def is_all_free(world: World) -> bool:
+def is_all_back(world: World) -> bool:
+    """Whether nobody holds a block: each is free, or kept as cache."""
     counts = world.allocator.counts()
-    return counts.free == counts.total - 1
+    return counts.free + counts.cached == counts.total - 1
+
+
+def occupy(world: World, num_blocks: int) -> Hold:
+    """Take blocks away from everybody else."""
+    hold = world.holds.take(num_blocks * world.host.layout.block_size)
+    assert hold is not None, "so many are free"
+    return hold
 
 
 class Gate:
@@ -81,7 +89,7 @@ def test_a_request_is_accepted_computed_answered_and_handed_over(play: Play) -> 
         world.desk.lending.on_adopt(handoff.lease)
         assert world.serving.is_idle
         world.desk.lending.on_release(handoff.lease)
-        assert is_all_free(world)
+        assert is_all_back(world)
 
     play(scene)
 
@@ -90,14 +98,14 @@ def test_the_first_token_is_that_of_one_engine_alone(play: Play, host: ModelHost
     """Chunked, in a pool of NaN, behind other blocks: nothing of it may show."""
 
     async def scene(world: World) -> None:
-        taken = world.allocator.allocate(2)
+        taken = occupy(world, 2)
         world.start()
         world.open_link()
         user = world.ask(generate(50))
         await user.until_received(wire.Tokens)
         (answer,) = LocalEngine(host.model, num_blocks=16).generate([ids_of(50)], max_tokens=1)
         assert user.tokens[0].ids == answer
-        world.allocator.free(taken)
+        world.holds.drop(taken)
 
     play(scene, prefilld__token_budget=16)
 
@@ -142,7 +150,7 @@ def test_an_answer_of_one_token_ends_here(play: Play, *, stream: bool) -> None:
         assert user.kinds == [wire.Accepted, wire.Tokens, wire.End]
         assert (end.reason, end.usage.completion_tokens) == ("length", 1)
         assert world.link.sent == []
-        assert is_all_free(world)
+        assert is_all_back(world)
         assert world.serving.is_idle
 
     play(scene)
@@ -152,7 +160,7 @@ def test_requests_wait_for_blocks_in_order(play: Play) -> None:
     """Blocks that come free wake the loop."""
 
     async def scene(world: World) -> None:
-        taken = world.allocator.allocate(14)
+        one, others = occupy(world, 1), occupy(world, 13)
         world.start()
         world.open_link()
         first = world.ask(generate(20, max_tokens=1))
@@ -165,12 +173,12 @@ def test_requests_wait_for_blocks_in_order(play: Play) -> None:
         assert world.overview.status()["queue"] == {
             "judged": 0, "waiting": 2, "running": 0, "ready": 0, "sent": 0, "oldest_s": 3.0
         }  # fmt: skip
-        world.allocator.free(taken[:1])
+        world.holds.drop(one)
         world.serving.wake()
         end = await first.end()
         assert end.timings_ms.queue == 3_000
         await second.end()
-        world.allocator.free(taken[1:])
+        world.holds.drop(others)
 
     play(scene)
 
@@ -207,7 +215,7 @@ def test_a_running_request_is_cancelled_after_its_step(play: Play) -> None:
         gate.open()
         end = await user.end()
         assert (end.reason, end.usage.completion_tokens) == ("cancelled", 0)
-        assert is_all_free(world)
+        assert is_all_back(world)
         assert world.link.sent == []
 
     play(scene)
@@ -239,7 +247,7 @@ def test_a_client_that_vanishes_in_mid_prefill_gives_its_blocks_back(play: Play)
         user.socket.close()
         await turns(200)
         gate.open()
-        await until(lambda: is_all_free(world))
+        await until(lambda: is_all_back(world))
         assert world.serving.is_idle
         assert world.service.metrics.snapshot()['kvpair_requests_ended_total{reason="gone"}'] == 1
 
@@ -254,7 +262,7 @@ def test_a_request_that_waits_for_decoded_is_cancelled_at_once(play: Play) -> No
         user.socket.send(wire.Cancel())
         end = await user.end()
         assert (end.reason, end.usage.completion_tokens) == ("cancelled", 1)
-        assert is_all_free(world)
+        assert is_all_back(world)
 
     play(scene)
 
@@ -305,7 +313,7 @@ def test_a_request_that_decoded_finds_wrong_fails(play: Play) -> None:
         world.desk.lending.on_reject(request.lease_id or 0, "invalid-message", "contradiction")
         error = await user.error()
         assert (error.code, error.message) == ("internal", "decoded refused it: contradiction")
-        assert is_all_free(world)
+        assert is_all_back(world)
         assert world.serving.is_idle
 
     play(scene)
@@ -329,7 +337,7 @@ def test_what_decoded_died_under_twice_is_not_handed_to_a_third(
             world.serving.end_poisoned()
         error = await user.error()
         assert (error.code, error.retryable) == ("poisoned", False)
-        await until(lambda: is_all_free(world))
+        await until(lambda: is_all_back(world))
         assert world.serving.is_idle
 
     play(scene, prefilld__token_budget=token_budget)
@@ -369,7 +377,7 @@ def test_the_wait_for_decoded_has_a_deadline_of_its_own(play: Play) -> None:
         world.serving.expire(world.service.now_s + 5)
         error = await user.error()
         assert error.message == "the request was ready for 5 s"
-        assert is_all_free(world)
+        assert is_all_back(world)
 
     play(scene, limits__request_timeout_s=5)
 
@@ -386,14 +394,14 @@ def test_a_running_request_times_out_after_its_step(play: Play) -> None:
         assert wire.Error not in user.kinds
         gate.open()
         assert (await user.error()).message == "the request was running for 300 s"
-        assert is_all_free(world)
+        assert is_all_back(world)
 
     play(scene)
 
 
 def test_at_the_end_everybody_is_told(play: Play) -> None:
     async def scene(world: World) -> None:
-        taken = world.allocator.allocate(14)
+        taken = occupy(world, 14)
         gate = Gate(world)
         world.start()
         users: list[User] = []
@@ -407,7 +415,7 @@ def test_at_the_end_everybody_is_told(play: Play) -> None:
             assert (error.code, error.message, error.retryable) == ("draining", "bye", True)
         assert world.serving.is_idle
         gate.open()
-        world.allocator.free(taken)
+        world.holds.drop(taken)
 
     play(scene)
 
@@ -422,7 +430,7 @@ def test_blocks_of_a_withdrawn_lease_stay_lent_until_decoded_releases_them(play:
         assert request.state is RequestState.SENT
         world.desk.lending.on_reject(request.lease_id or 0, "invalid-message", "no")
         await user.error()
-        assert {world.allocator.state(block) for block in request.blocks} == {BlockState.FREE}
+        assert is_all_back(world)
 
     play(scene, prefilld__token_budget=16)
 
@@ -438,6 +446,8 @@ def test_the_first_token_s_probability_goes_where_the_token_goes(
         world.open_link()
         user = world.ask(generate(stream=stream, logprobs=2))
         await until(lambda: world.link.handed_over)
+        if stream:
+            await user.until_received(wire.Tokens)
         (handoff,) = world.link.sent
         assert isinstance(handoff, wire.Handoff)
         held = handoff.request.held_logprobs

@@ -18,6 +18,7 @@ from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
+from shared.kv.holds import BlockHolds
 from shared.kv.leases import LeaseTable
 from shared.kv.memfd import MemfdPool
 from tests.unit.prefilld.recorders import EPOCH, Link, new_client
@@ -62,11 +63,12 @@ class World:
         self.pool = MemfdPool.create(layout, fill=float("nan"))
         self.page = ControlPage.create(layout.num_blocks)
         self.allocator = BlockAllocator(layout.num_blocks)
+        self.holds = BlockHolds(self.allocator, block_size=layout.block_size)
         self.desk = HandoffDesk(
             epoch=EPOCH,
             block_size=layout.block_size,
             leases=LeaseTable(layout.num_blocks),
-            allocator=self.allocator,
+            holds=self.holds,
             control_page=self.page,
             clock=service.clock,
             log=service.log,
@@ -77,7 +79,7 @@ class World:
             service=service,
             prefiller=EagerPrefiller(ModelRunner(host.model, self.pool.kv, layout)),
             engine=engine,
-            allocator=self.allocator,
+            holds=self.holds,
             desk=self.desk,
             casualties=self.casualties,
             metrics=metrics,
@@ -86,6 +88,7 @@ class World:
         self.bounds = Bounds(prefill_blocks=15, decode_blocks=15, max_tokens_default=8)
         self.reception = Reception(
             service=service,
+            epoch=EPOCH,
             host=host,
             serving=self.serving,
             casualties=self.casualties,
@@ -98,6 +101,7 @@ class World:
             serving=self.serving,
             reception=self.reception,
             allocator=self.allocator,
+            holds=self.holds,
             layout=layout,
             link_status=lambda: {"state": "open"},
             clock=service.clock,

@@ -60,7 +60,8 @@ def test_everything_fits_the_smallest_usual_terminal() -> None:
     text = "\n".join(rows)
     for word in (
         "prefilld serving", "decoded serving", "12:00:00", "link          open", "52.5 µs",
-        "8.12 GB/s", "requests", "prompt tokens", "new tokens", "first token", "token gap",
+        "8.12 GB/s", "requests", "prompt tokens", "cached tokens", "new tokens",
+        "first token", "token gap",
         "! quarantined", "! 3", "· 700", "waiting 3 (4.5 s)", "busy 2", "requests: 43", "more",
         "100 of 1,000 answer",
     ):  # fmt: skip
