@@ -18,9 +18,10 @@ until it has.  A client that is slow to take its first token holds up nobody but
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prefilld.credits import CreditAccount
+from prefilld.handoff_listeners import LinkSender, RequestOwner
 from prefilld.handoff_messages import chunk_message, handoff_message
 from prefilld.lending import LINK_LOST, Lending
 from prefilld.request import Request, RequestState, room_blocks
@@ -40,26 +41,6 @@ if TYPE_CHECKING:
 REJECT_PAUSE_NS = 50_000_000
 """How long no HANDOFF follows a REJECT: decoded had told of room, so something is wrong there (it
 has no descriptor left, say), and asking again at once would only keep both busy."""
-
-
-class LinkSender(Protocol):
-    """What the desk needs of an open link."""
-
-    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
-        """Queue a message, with descriptors on its first byte."""
-
-
-class RequestOwner(Protocol):
-    """Who keeps the requests, and is told what becomes of them."""
-
-    def wake(self) -> None:
-        """Blocks came free."""
-
-    def adopted(self, request: Request) -> None:
-        """A request is decoded's now."""
-
-    def rejected(self, request: Request, code: str, message: str) -> None:
-        """Decoded did not take a request: put it back with `ready`, or end it."""
 
 
 class HandoffDesk:
