@@ -262,15 +262,3 @@ def test_the_journal_holds_json_only_and_no_secret(serving: Machine) -> None:
     told = {name: requests_of(lines[name]) for name in DAEMONS}
     assert told["prefilld"] >= told["decoded"] > set()
     assert "secret words" not in serving.run("journalctl", "-o", "cat")
-
-
-def test_uninstalling_stops_the_service_and_leaves_configuration_and_cache(
-    serving: Machine,
-) -> None:
-    serving.unmount_packages()
-    serving.run("make", "-C", SOURCE, "uninstall-system")
-    assert serving.ask("ls", "/opt/kvpair", "/usr/local/bin/kvpair").stdout == ""
-    for unit in SERVICES:
-        shown = serving.show(unit, "LoadState", "ActiveState")
-        assert shown == {"LoadState": "not-found", "ActiveState": "inactive"}
-    assert serving.run("ls", "/etc/kvpair") == "kvpair.env\nkvpair.toml"
