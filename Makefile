@@ -24,7 +24,7 @@ PLACES = $(foreach name,DESTDIR PREFIX BINDIR UNITLIB SYSCONFDIR,$(name)='$($(na
 	test-gpu bench-gpu test-systemd install-prefix install-system uninstall-system
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -t: -k1,1 | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 # Constraints pin everything but torch: `TORCH=` may ask for another, and then Triton, which goes
 # with torch's release, is not pinned either.

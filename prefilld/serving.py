@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from shared.kv.holds import BlockHolds
     from shared.service.frame import Service
 
+_TOO_LONG = {
+    RequestState.WAITING: "the prompt got no room in the pool",
+    RequestState.RUNNING: "the prompt was not computed",
+    RequestState.READY: "decoded did not take the request",
+}
+"""What did not come in time, by the state that a request waits in."""
+
 REQUEUED_CODES = frozenset({"fd-lost", "no-room", "draining"})
 """REJECTs in which nothing is wrong with the request itself: it waits for its next turn."""
 
@@ -265,9 +272,11 @@ class Serving:
         timeout_s = self._service.config.limits.request_timeout_s
         for request in list(self._requests.values()):
             if request.deadline_s <= now_s and request.state is not RequestState.SENT:
-                where = request.state.name.lower()
                 error = RequestError(
-                    "timeout", f"the request was {where} for {timeout_s:g} s", retryable=True
+                    "timeout",
+                    f"{_TOO_LONG[request.state]} within {timeout_s:g} s "
+                    "(limits.request_timeout_s); `kvpair top` shows what it waited for",
+                    retryable=True,
                 )
                 self.cancel(request.client, error)
 

@@ -100,7 +100,7 @@ class _Request(Message, frozen=True, kw_only=True):
     raw: bool = False
     """Take text as it is, without the chat template."""
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_TOKENS)] | None = None
-    """None takes what is left of the model's context, or the daemon's default."""
+    """None takes the daemon's default, or less where context or pool have less room."""
     min_tokens: Annotated[int, Meta(ge=0, le=limits.MAX_TOKENS)] = 0
     """Neither stop strings nor stop ids nor the model's own end before so many tokens."""
     sampling: Sampling = Sampling()

@@ -223,7 +223,8 @@ class AddressInUseError(UnixSocketError):
     def __init__(self, *, path: str, pid: int | None) -> None:
         owner = "another process" if pid is None else f"process {pid}"
         super().__init__(
-            f"{owner} listens on {path} already; stop it or use another path", path=path
+            f"{owner} listens on {path} already; stop it, or use another path (KVPAIR_SOCKET)",
+            path=path,
         )
         self.pid = pid
 

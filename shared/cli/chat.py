@@ -180,7 +180,7 @@ class Session:
             path.write_text(self.conversation.to_json(), encoding="utf-8")
         except OSError as error:
             raise KvpairError(f"{path} cannot be written: {error.strerror}") from error
-        _say(f"wrote {len(self.conversation.turns) // 2} turns to {path}")
+        _say(f"wrote {_counted(len(self.conversation.turns) // 2, 'turn')} to {path}")
 
     def _ask(self, question: str) -> None:
         """Ask, show the answer, and add both to the conversation, also what came of a stopped one.
@@ -218,11 +218,15 @@ class Session:
     def _stats(self) -> str:
         speed = self._num_tokens / self._decode_s if self._decode_s else 0.0
         return (
-            f"{self._num_answers} answers, {self._num_tokens} tokens in them, "
+            f"{_counted(self._num_answers, 'answer')}, {self._num_tokens} tokens in all, "
             f"{speed:.1f} tokens/s on average; "
-            f"the conversation has {len(self.conversation.turns) // 2} turns, "
+            f"the conversation has {_counted(len(self.conversation.turns) // 2, 'turn')}, "
             f"{self._context_tokens} tokens at the last answer"
         )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _usage(received: Received, end: End) -> str:

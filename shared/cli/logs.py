@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from shared.cli.log_lines import LogLine
     from shared.cli.log_sources import Source
 
+NOTHING_IN_FILES = "no line was logged that fits"
+NOTHING_IN_JOURNAL = (
+    "the journal has no line that fits; what `kvpair up` runs logs to its stderr: name that file, "
+    "`kvpair logs FILE`"
+)
+
 FOLLOWED_LINES = 10
 """How many lines `--follow` begins with, as `journalctl` and `tail` do."""
 
@@ -91,7 +97,7 @@ def logs(
         if follow:
             show_all(filter(wanted.admits, sources.live()))
     if not num_shown:
-        click.echo("kvpair: no line was logged that fits", err=True)
+        click.echo(f"kvpair: {NOTHING_IN_FILES if files else NOTHING_IN_JOURNAL}", err=True)
 
 
 def parse_since(text: str, now: datetime) -> datetime:

@@ -73,6 +73,8 @@ def parse_line(line: PromptLine, defaults: Options) -> tuple[Prompt, Options]:
     """
     try:
         body = json.loads(line.data)
+    except json.JSONDecodeError as error:  # its text would name a line 1 that is none of the file's
+        raise BrokenLineError(f"no JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:
         raise BrokenLineError(f"no JSON: {' '.join(str(error).split())}") from error
     if isinstance(body, str):

@@ -130,7 +130,7 @@ class Supervisor:
                 )
             arrived = self._signals.wait(self._wait_s())
             if arrived is not None and arrived.number is not signal.SIGCHLD:
-                exit_code = self._on_signal(arrived)
+                exit_code = self._on_signal(arrived, is_waiting=is_waiting)
                 if exit_code is not None:
                     return exit_code
             for daemon in self._daemons:
@@ -171,12 +171,17 @@ class Supervisor:
                 exit_code=127 if is_missing else 126,  # as shells tell the two apart
             ) from error
 
-    def _on_signal(self, arrived: Signal) -> int | None:
-        """Pass a signal on to the command, or return the exit code with which to stop."""
+    def _on_signal(self, arrived: Signal, *, is_waiting: bool) -> int | None:
+        """Pass a signal on to the command, or return the exit code with which to stop.
+
+        Never 0 while a command waits to be run: nobody may take it for done.
+        """
         if self._command is not None:
             if not arrived.is_from_terminal:
                 self._command.send_signal(arrived.number)
             return None
+        if is_waiting:
+            return 128 + arrived.number  # as if the signal had found the command
         return ExitCode.INTERRUPTED if arrived.number is signal.SIGINT else ExitCode.OK
 
     def _reap(self, daemon: Daemon) -> None:
@@ -186,7 +191,7 @@ class Supervisor:
         daemon.process = None
         if status == ExitCode.CONFIG:
             raise PairFailedError(
-                f"{daemon.name} refuses to run; its last line above says why",
+                f"{daemon.name} refuses to run; its line `daemon.refused` above says why",
                 exit_code=ExitCode.CONFIG,
             )
         now_s = time.monotonic()

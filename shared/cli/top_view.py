@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from rich.text import Text
@@ -67,10 +68,11 @@ class Screen:
             row.append("  ").append(name + " ").append(*_state(history))
         right = ("paused  " if self.is_paused else "") + f"{self.clock}  q quits"
         row.append(" " * max(2, width - len(row) - len(right))).append(right, "bright_black")
-        faults = [
-            Text(f"{name}: {printable(history.last.fault)}", style="red")
+        faults = [  # whole, since the cure is at the end
+            Text(line, style="red")
             for name, history in (("prefilld", self.prefilld), ("decoded", self.decoded))
             if history.last.fault is not None
+            for line in wrap(f"{name}: {printable(history.last.fault)}", width)
         ]
         return [row, *faults, self._link()]
 

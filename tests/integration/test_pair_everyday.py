@@ -56,7 +56,7 @@ def test_a_chat_in_a_terminal_answers(pair: Pair, tmp_path: Path) -> None:
         terminal.read_until("tokens/s")
         terminal.read_until("> ")
         terminal.type(f"/stats{ENTER}")
-        terminal.read_until("1 answers, 8 tokens in them")
+        terminal.read_until("1 answer, 8 tokens in all")
         terminal.read_until("> ")
         terminal.type(CTRL_D)
         assert terminal.wait() == 0

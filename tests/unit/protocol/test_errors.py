@@ -33,11 +33,11 @@ from protocol import errors as e
         ),
         (
             e.AddressInUseError(path="/s", pid=7),
-            "process 7 listens on /s already; stop it or use another path",
+            "process 7 listens on /s already; stop it, or use another path (KVPAIR_SOCKET)",
         ),
         (
             e.AddressInUseError(path="/s", pid=None),
-            "another process listens on /s already; stop it or use another path",
+            "another process listens on /s already; stop it, or use another path (KVPAIR_SOCKET)",
         ),
     ],
 )

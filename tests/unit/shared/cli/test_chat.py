@@ -115,7 +115,7 @@ def test_commands_change_the_conversation(echo: Echo, kvpair: Kvpair) -> None:
     assert echo.turns(1)[0] == ("system", "Be brief.")
     assert echo.turns(2) == [("system", "Be brief."), ("user", "c")]
     assert [role for role, _ in echo.turns(3)] == ["user", "assistant", "user"]
-    assert "4 answers, 8 tokens in them, 20.0 tokens/s on average; " in errors
+    assert "4 answers, 8 tokens in all, 20.0 tokens/s on average; " in errors
     assert "2 turns, 5 tokens at the last answer" in errors
 
 

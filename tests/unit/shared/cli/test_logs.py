@@ -219,6 +219,14 @@ def test_a_journal_that_fails_is_told(kvpair: Kvpair, journal: Path) -> None:
     assert (code, errors) == (1, "kvpair: journalctl ended with 4\n")
 
 
+def test_an_empty_journal_says_where_else_lines_may_be(kvpair: Kvpair, journal: Path) -> None:
+    """A pair that `kvpair up` runs leaves nothing in the journal."""
+    (journal / "entries").write_text("")
+    code, _, errors = kvpair("logs", PATH=f"{journal}:{os.environ['PATH']}")
+    assert code == 0
+    assert "`kvpair logs FILE`" in errors
+
+
 def test_a_machine_without_a_journal_says_what_to_do(kvpair: Kvpair, tmp_path: Path) -> None:
     code, _, errors = kvpair("logs", PATH=str(tmp_path))
     assert code == 78

@@ -95,6 +95,12 @@ def test_a_broken_line_is_told_what_is_wrong_with_it(body: Any, fault: str) -> N
         parse_line(line(body), DEFAULTS)
 
 
+def test_the_fault_in_json_is_told_by_column() -> None:
+    """The parser's own "line 1" would contradict the line's number in the file."""
+    with pytest.raises(BrokenLineError, match=r"no JSON: .* at column 2$"):
+        parse_line(PromptLine(number=3, data=b"{broken"), DEFAULTS)
+
+
 @pytest.mark.parametrize("data", [b"{", b"\xff", b"[" * 100_000])
 def test_what_is_no_json_is_a_broken_line(data: bytes) -> None:
     with pytest.raises(BrokenLineError, match="no JSON"):

@@ -165,6 +165,17 @@ def test_a_command_waits_for_the_pair(start: Start, folder: Path) -> None:
     assert end(process) == (0, "served\nended\n", "")
 
 
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_was_never_run_is_not_told_as_done(
+    start: Start, folder: Path, signum: signal.Signals, code: int
+) -> None:
+    """A signal that comes while the pair loads."""
+    process = start("echo", "ran")
+    pids(folder, 2)
+    process.send_signal(signum)
+    assert end(process)[:2] == (code, "ended\n")
+
+
 def test_a_pair_that_never_serves_is_given_up(start: Start, folder: Path) -> None:
     process = start("true", start_timeout_s=1)
     daemons = pids(folder, 2)
@@ -227,7 +238,7 @@ def test_a_wrong_configuration_is_not_tried_twice(start: Start, folder: Path) ->
     assert end(process) == (
         78,
         "ended\n",
-        "say: second refuses to run; its last line above says why\n",
+        "say: second refuses to run; its line `daemon.refused` above says why\n",
     )
     assert all(map(is_gone, daemons))
 
