@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from shared.cli.interrupts import late_interrupts_seen
 from shared.errors import UsageError
 
 PROMPT, CONTINUED = "> ", "… "
@@ -65,7 +66,8 @@ class LineReader:
     def _read_one(self, prompt: str) -> str | None:
         if self._edits:
             try:
-                return input(prompt)
+                with late_interrupts_seen():
+                    return input(prompt)
             except EOFError:
                 return None
         if self.is_terminal:
