@@ -86,14 +86,13 @@ class OverlappedTurns:
             decoder.launch(steps)
             self._launched_ns.append(time.monotonic_ns())
         is_full = decoder.num_in_flight >= decoder.depth
-        must_wait = is_full or not steps
         copies: list[CopyDone] = []
         while True:
             copies += self._look_after_copies()
             if decoder.num_in_flight and decoder.is_done():
                 return self._step_done(copies)
             # With room for another step, whatever may add to it is reported at once.
-            if not is_full and (copies or self._is_interrupted or not must_wait):
+            if not is_full and (steps or copies or self._is_interrupted):
                 break
             if not decoder.num_in_flight and not self._copies and not self._submitted:
                 break

@@ -93,13 +93,6 @@ class DeviceStream:
         on_host = self.host_tensor(*tensor.shape, dtype=tensor.dtype)
         return on_host.copy_(tensor, non_blocking=True)
 
-    def pinned(self, tensor: Tensor) -> Tensor:
-        """Return a host tensor as one that the device can read by itself.
-
-        Torch keeps such memory until the device has read it.
-        """
-        return tensor if self._stream is None else tensor.pin_memory()
-
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return what runs `work` again: a graph captured now, or on a CPU the function itself.
 

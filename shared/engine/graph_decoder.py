@@ -177,8 +177,8 @@ class GraphDecoder:
             raise ValueError(
                 f"a table of {num_blocks} blocks does not fit {self._block_tables.shape[1]}"
             )
-        table = torch.from_numpy(np.array(step.block_table, dtype=np.int32))
-        self._block_tables[row, :num_blocks].copy_(self._stream.pinned(table), non_blocking=True)
+        table = np.array(step.block_table, dtype=np.int32)
+        self._block_tables[row, :num_blocks] = to_device(table, self._model.device)
         self._tables[row] = step.block_table
 
     def _fill(

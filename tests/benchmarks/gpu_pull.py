@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from shared.engine.block_puller import BUSY_PROGRAMS
+from shared.engine.decoding import DecodeStep
 from shared.engine.graph_decoder import GraphDecoder
 from shared.kv.cuda_pool import LocalCudaPool
 from shared.kv.layout import KVLayout
@@ -22,7 +23,7 @@ from shared.model.llama import Llama
 from shared.model.loader import load_model
 from shared.ops.pool_pair import PoolPair
 from shared.ops.triton.gather_blocks import gather_blocks
-from tests.benchmarks.gpu_engine import GREEDY, DecodeStep
+from tests.benchmarks.gpu_engine import GREEDY
 from tests.benchmarks.gpu_pair import Figures, write_figures
 
 PROGRAMS = (8, 16, 32, 64, 128)
@@ -97,7 +98,6 @@ class Decode:
         self._decoder.collect()
         self._launch(is_known=True)
         began_s = time.perf_counter()
-        times: list[float] = []
         for _ in range(num_steps):
             self._launch()
             if pull is not None:
@@ -108,9 +108,7 @@ class Decode:
                     mark.record(pull.stream)
                     marks.append(mark)
                     num_pulls += 1
-            step_began_s = time.perf_counter()
             self._decoder.collect()
-            times.append((time.perf_counter() - step_began_s) * 1e3)
         took_s = time.perf_counter() - began_s
         if pull is not None:
             pull.stream.synchronize()
