@@ -132,21 +132,6 @@ class HandoffDesk:
         """Requests that wait to be handed over."""
         return len(self._ready)
 
-    @property
-    def num_sent(self) -> int:
-        """Requests that were handed over and are not adopted yet."""
-        return sum(request.state is RequestState.SENT for request in self.lending.requests)
-
-    @property
-    def oldest_sent_ns(self) -> int | None:
-        """When the HANDOFF left whose ADOPT is awaited longest; None where none is."""
-        sent = [
-            request.sent_ns
-            for request in self.lending.requests
-            if request.state is RequestState.SENT
-        ]
-        return min(sent, default=None)
-
     def announce(self, request: Request, event: int | None = None) -> None:
         """Tell decoded which blocks of a running prefill it may pull.
 

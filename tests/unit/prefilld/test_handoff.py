@@ -136,7 +136,7 @@ def test_a_handoff_carries_the_request_and_its_connection(world: World) -> None:
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
             connection.detach()
         assert request.state is RequestState.SENT
-        assert (world.desk.num_ready, world.desk.num_sent) == (0, 1)
+        assert (world.desk.num_ready, world.desk.lending.num_sent) == (0, 1)
         assert not request.client.is_open, "nothing is written to it until ADOPT or REJECT"
 
     play(scene())
@@ -146,7 +146,7 @@ def test_without_a_link_requests_wait(world: World) -> None:
     async def scene() -> None:
         await world.ready()
         world.desk.pump()
-        assert (world.desk.num_ready, world.desk.num_sent) == (1, 0)
+        assert (world.desk.num_ready, world.desk.lending.num_sent) == (1, 0)
         world.open()
         world.desk.pump()
         assert world.link.handed_over == ["r1"]

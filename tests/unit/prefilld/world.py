@@ -109,7 +109,7 @@ class World:
 
     def start(self) -> None:
         """Begin to compute."""
-        self.service.spawn(self.serving.prefill_loop(), name="prefill")
+        self.service.spawn(self.serving.prefill.run(), name="prefill")
 
     def open_link(self, *, blocks: int = 100, sequences: int = 8) -> None:
         self.desk.link_opened(self.link, [])
