@@ -3,8 +3,8 @@
 Who owns what.  The source blocks are prefilld's; a lease lets us read them while its generation
 stands on the control page.  The target blocks are ours: `Scheduler.reserve` took them for the
 lease, and they stay with it until they go to a started sequence (`Pulled`) or back to the
-scheduler (`Unreserve`).  Each lease has at most one copy at the engine; nothing is freed while it
-runs.
+scheduler (`Unreserve`).  Each lease has at most one copy at the engine, and behind it perhaps the
+sequence's first step (`early_step.py`); nothing is freed while either runs.
 
     CHUNK ──► RESERVED ──HANDOFF──► ADOPTED ──all blocks copied──► Pulled, RELEASE
       │           │                    │
@@ -25,7 +25,7 @@ ignored and counted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from decoded.held_lease import HeldLease, LeaseState
 from decoded.lease_effects import (
@@ -40,6 +40,9 @@ from decoded.lease_effects import (
     SendRelease,
     Unreserve,
 )
+
+if TYPE_CHECKING:
+    from decoded.early_step import EarlyStep
 
 R = TypeVar("R")
 
@@ -96,10 +99,12 @@ class Intake(Generic[R]):
         blocks: list[int],
         total: int,
         event: int | None = None,
+        early: EarlyStep | None = None,
     ) -> list[Effect[R]]:
         """Take note of blocks that may be read; the first CHUNK of a lease reserves `total`.
 
         `event` is the slot that must be seen before they are; None where they may be read now.
+        `early` comes with the prompt's last blocks, where HANDOFF need not be waited for.
         """
         lease = self._leases.get(lease_id)
         if lease is None:
@@ -123,6 +128,9 @@ class Intake(Generic[R]):
         lease.sources.extend(blocks)
         if event is not None:
             lease.events.append((len(lease.sources), event))
+        if early is not None:
+            early.block_table = list(lease.targets)
+            lease.early = early
         return []
 
     def handoff(
@@ -135,6 +143,7 @@ class Intake(Generic[R]):
         total: int,
         request: R,
         num_tokens: int = 0,
+        first_token: int | None = None,
     ) -> list[Effect[R]]:
         """Adopt a request, reserving `total` blocks unless CHUNKs did so before.
 
@@ -165,6 +174,10 @@ class Intake(Generic[R]):
         if announced != (lease.slot, lease.generation, len(lease.targets), lease.sources):
             return self.reject(
                 lease_id, "invalid-message", "HANDOFF contradicts what CHUNKs named", request
+            )
+        if lease.early is not None and lease.early.contradicts(num_tokens, first_token):
+            return self.reject(
+                lease_id, "invalid-message", "HANDOFF contradicts the first token told", request
             )
         lease.sources, lease.in_place = list(blocks), in_place
         # The first token was read back behind all of them, so they are written.
@@ -229,6 +242,7 @@ class Intake(Generic[R]):
                 continue
             lease.is_copying = True
             max_blocks -= len(sources)
+            is_last = start + len(sources) == len(lease.sources)
             copies.append(
                 BlockCopy(
                     lease_id=lease.lease_id,
@@ -237,6 +251,7 @@ class Intake(Generic[R]):
                     sources=sources,
                     targets=lease.targets[start : start + len(sources)],
                     event=event,
+                    early=lease.early if is_last and lease.request is None else None,
                 )
             )
         return copies
@@ -263,7 +278,14 @@ class Intake(Generic[R]):
             return self._when_copied(lease)
         if lease.state is LeaseState.ADOPTED and lease.request is not None:
             return [Lost(lease.request), *self._end(lease)]
-        return self._decline(lease)
+        return self._end(lease) if lease.is_in_use else self._decline(lease)
+
+    def early_done(self, lease_id: int) -> list[Effect[R]]:
+        """Take note that a lease's early step was collected before its sequence started."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is not LeaseState.ENDING:
+            return []
+        return self._end(lease)
 
     def _when_copied(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """An adopted lease of which nothing is left to copy ends in a started sequence."""
@@ -277,6 +299,7 @@ class Intake(Generic[R]):
             lease.copy_start_ns,
             lease.copy_done_ns,
             in_place=lease.in_place,
+            early=lease.early if lease.early is not None and lease.early.is_launched else None,
         )
         return [pulled] if lease.in_place else [*self._release(lease), pulled]
 
@@ -290,7 +313,7 @@ class Intake(Generic[R]):
 
     def _end(self, lease: HeldLease[R]) -> list[Effect[R]]:
         lease.state = LeaseState.ENDING
-        if lease.is_copying:
+        if lease.is_in_use:
             return []
         del self._leases[lease.lease_id]
         # Whatever was reserved has at least one block: nothing asks for fewer.

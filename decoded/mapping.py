@@ -74,6 +74,10 @@ class PeerPool:
         """Whether prefilld has not taken back the lease of that generation."""
         return self._page.read(slot) == generation
 
+    def first_token(self, copy: BlockCopy) -> int | None:
+        """Return the first token of the answer to a copy's prompt, once prefilld knows it."""
+        return self._page.first_token(copy.slot, copy.generation)
+
     def is_written(self, event: int | None) -> bool:
         """Whether what a CHUNK with this event named is written.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from prefilld.credits import CreditAccount
 from prefilld.handoff_listeners import LinkSender, RequestOwner
-from prefilld.handoff_messages import chunk_message, handoff_message
+from prefilld.handoff_messages import chunk_message, first_step, handoff_message
 from prefilld.lending import LINK_LOST, Lending
 from prefilld.request import Request, RequestState, room_blocks
 from protocol import messages as wire
@@ -144,7 +144,8 @@ class HandoffDesk:
         """
         num_tokens = request.computed_tokens if event is None else request.launched_tokens
         num_complete = num_tokens // self._block_size
-        if event is not None and num_tokens == request.num_tokens:
+        is_last = event is not None and num_tokens == request.num_tokens
+        if is_last:
             num_complete = len(request.blocks)  # nothing more will be written to the last one
         if self._link is None or self._is_direct or num_complete <= request.chunked_blocks:
             return
@@ -161,9 +162,17 @@ class HandoffDesk:
             return  # decoded answered NOCHUNK
         lease = self.lending.lend(request)
         self.lending.chunk_sent(lease)
-        self._link.send(
-            chunk_message(request, lease, self._epoch, num_complete=num_complete, event=event)
+        message = chunk_message(
+            request,
+            lease,
+            self._epoch,
+            num_complete=num_complete,
+            event=event,
+            first_step=first_step(request.prompt) if is_last else None,
         )
+        if message.first_step is not None:
+            request.first_token_place = lease.slot, lease.generation
+        self._link.send(message)
         request.chunked_blocks = num_complete
         self._metrics.chunks.inc()
         self._log.debug(
