@@ -155,23 +155,26 @@ class DecodeLoop:
             self._metrics.voided.inc()
             self._book.fail(sequence, "prefill-lost", "the prompt's blocks were revoked")
         living = [sequence for sequence in batch if self._book.is_living(sequence)]
-        self._metrics.stepped(
-            num_sequences=len(living),
-            num_second=sum(not sequence.new_ids for sequence in living),
-            step_s=result.step_seconds,
-            since_ns=max(0, result.step_done_ns - self._last_step_ns),
-        )
-        self._last_step_ns = max(self._last_step_ns, result.step_done_ns)
+        second = [sequence for sequence in living if not sequence.new_ids]
+        for sequence in second:
+            sequence.times.first_step_ns = result.step_done_ns
+        # Tokens before numbers: a client waits for the former.
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
             if not self._book.is_living(sequence):
                 continue  # it ended while this step was running
-            if not sequence.new_ids:
-                sequence.times.first_step_ns = result.step_done_ns
-                self._metrics.second_token(sequence)
             piece = sequence.push(token_id)
             sequence.stream.push(piece, sequence.take_logprobs(piece))
             if piece.finish is not None:
                 self._book.end(sequence, piece.finish)
+        for sequence in second:
+            self._metrics.second_token(sequence)
+        self._metrics.stepped(
+            num_sequences=len(living),
+            num_second=len(second),
+            step_s=result.step_seconds,
+            since_ns=max(0, result.step_done_ns - self._last_step_ns),
+        )
+        self._last_step_ns = max(self._last_step_ns, result.step_done_ns)
 
     def _end_cancelled(self) -> None:
         """Take cancelled sequences out."""

@@ -29,7 +29,9 @@ class EarlyStep:
     """Of the first token: how many tokens the prompt has."""
     sampling: SamplingParams
     block_table: list[int] = field(default_factory=list)
-    """The blocks that were reserved for the lease."""
+    """The sequence's: blocks that are read in place, as `~block`, and those that were reserved."""
+    was_offered: bool = False
+    """The engine was asked to take it, behind the lease's last copy."""
     token_id: int | None = None
     """The first token, once the step was launched."""
     is_in_flight: bool = False

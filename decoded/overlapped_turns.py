@@ -208,7 +208,9 @@ class OverlappedTurns:
     def _keep_warm(self, copy: _Copy, now_ns: int) -> None:
         """Rehearse, now and then, what is to be launched soon."""
         is_due = now_ns - self._rehearsed_ns >= REHEARSAL_NS
-        if copy.first_step is not None and is_due and not self._decoder.num_in_flight:
+        # Not where it would take the GPU from the very prompt that is waited for.
+        is_free = not copy.job.session.peer_pool.is_on_same_device
+        if copy.first_step is not None and is_due and is_free and not self._decoder.num_in_flight:
             self._rehearsed_ns = now_ns
             copy.first_step.rehearse()
 

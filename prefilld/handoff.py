@@ -98,7 +98,8 @@ class HandoffDesk:
         Args:
             link: Where to send.
             held: Leases of this epoch that decoded still reads; all others have ended.
-            is_direct: decoded reads whole blocks in place; there is nothing to pull ahead.
+            is_direct: decoded reads whole blocks in place; there is nothing to pull ahead, and a
+                CHUNK only lets it begin early.
         """
         self._link, self._is_direct = link, is_direct
         self._credits = CreditAccount()
@@ -147,16 +148,19 @@ class HandoffDesk:
         is_last = event is not None and num_tokens == request.num_tokens
         if is_last:
             num_complete = len(request.blocks)  # nothing more will be written to the last one
-        if self._link is None or self._is_direct or num_complete <= request.chunked_blocks:
+        step = first_step(request.prompt) if is_last else None
+        if self._link is None or num_complete <= request.chunked_blocks:
             return
+        if self._is_direct and step is None:
+            return  # there is nothing to copy ahead
         if request.lease_id is None:
             if self._is_peer_draining:
                 return
             # Room that an older request waits for must not be reserved past it.
             is_owed = any(not ready.is_reserved for ready in self._ready)
-            if is_owed or not self._credits.covers(request.prompt.total_blocks):
+            if is_owed or not self._credits.covers(self._room_for(request)):
                 return
-            self._credits.spend(request.prompt.total_blocks)
+            self._credits.spend(self._room_for(request))
             request.is_reserved = True
         if not request.is_reserved:
             return  # decoded answered NOCHUNK
@@ -168,9 +172,9 @@ class HandoffDesk:
             self._epoch,
             num_complete=num_complete,
             event=event,
-            first_step=first_step(request.prompt) if is_last else None,
+            first_step=step,
         )
-        if message.first_step is not None:
+        if step is not None:
             request.first_token_place = lease.slot, lease.generation
         self._link.send(message)
         request.chunked_blocks = num_complete

@@ -133,14 +133,15 @@ class PrefillLoop:
             return
         now_ns = self._clock.monotonic_ns()
         self._in_flight.popleft()
+        # Tokens and hand-overs before numbers: somebody waits for them.
+        for chunk, token_id in zip(chunks, token_ids, strict=True):
+            self._computed(chunk, token_id)
+        self._desk.pump()
         self._metrics.stepped(
             num_tokens=sum(chunk.length for chunk in chunks),
             duration_ns=now_ns - self._step_began_ns,
         )
         self._step_began_ns = now_ns
-        for chunk, token_id in zip(chunks, token_ids, strict=True):
-            self._computed(chunk, token_id)
-        self._desk.pump()
 
     def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
         request = chunk.request

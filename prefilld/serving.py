@@ -169,7 +169,6 @@ class Serving:
         request.answer_ids.append(token_id)
         if request.history is not None:
             request.held_logprobs += map(wire_logprob, request.history.logprobs)
-        self._metrics.first_token(request)
         piece = request.assembler.push(token_id)
         has_text = bool(piece.ids or piece.text)
         if has_text and (request.prompt.stream or piece.finish is not None):
@@ -177,6 +176,7 @@ class Serving:
             request.client.send(piece_message(piece, request.held_logprobs if asked else None))
             request.held_logprobs = []
             request.delivered = piece.index + len(piece.ids)
+        self._metrics.first_token(request)
         if piece.finish is not None:
             self._end(request, piece.finish)
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from decoded.access import Access
 from decoded.overlapped_turns import OverlappedTurns
 from protocol import messages as wire
 from shared.daemon.model_host import ModelHost
@@ -74,12 +75,16 @@ def make_turns(decoders: list[SlowDecoder]) -> MakeTurns:
     return turns_of_a_gpu
 
 
-def announce(prefilld: Prefilld, sampling: wire.Sampling = STATE.sampling) -> int:
-    """Compute the prompt and name its blocks as the last ones; return the first token."""
-    first_id = prefilld.compute(PROMPT, BLOCKS)
+def announce(prefilld: Prefilld, *, prompt: list[int] = PROMPT) -> int:
+    """Compute a prompt and name its blocks as the last ones; return the first token."""
+    blocks = BLOCKS[: -(-len(prompt) // 16)]
+    first_id = prefilld.compute(prompt, blocks)
     prefilld.page.publish(0, 1)
-    first_step = wire.FirstStep(num_tokens=len(PROMPT), sampling=sampling)
-    prefilld.socket.send(changed(CHUNK, blocks=BLOCKS, total_blocks=2, first_step=first_step))
+    first_step = wire.FirstStep(num_tokens=len(prompt), sampling=STATE.sampling)
+    total_blocks = 2 if prompt is PROMPT else 3
+    prefilld.socket.send(
+        changed(CHUNK, blocks=blocks, total_blocks=total_blocks, first_step=first_step)
+    )
     return first_id
 
 
@@ -87,10 +92,10 @@ def tell(prefilld: Prefilld, token_id: int) -> None:
     prefilld.page.tell_first_token(0, 1, token_id)
 
 
-def expected(host: ModelHost) -> list[int]:
+def expected(host: ModelHost, prompt: list[int] = PROMPT) -> list[int]:
     """Return what one process alone answers, behind the first token."""
     engine = LocalEngine(host.model, num_blocks=16)
-    ((_, *rest),) = engine.generate([PROMPT], max_tokens=6, ignore_eos=True)
+    ((_, *rest),) = engine.generate([prompt], max_tokens=6, ignore_eos=True)
     return rest
 
 
@@ -189,6 +194,34 @@ def test_what_ends_the_lease_waits_for_the_step(
         if way == "abort":
             await prefilld.until_received(wire.Release)
         assert session.intake.is_empty
+
+    play(scene)
+
+
+@pytest.mark.parametrize("num_tokens", [16, 20, 32])
+def test_with_direct_access_the_prompt_is_read_where_it_is(
+    play: Play, host: ModelHost, decoders: list[SlowDecoder], num_tokens: int
+) -> None:
+    """Also where nothing is left to copy, since the prompt fills its last block."""
+
+    async def scene(world: World) -> None:
+        (decoder,) = decoders
+        world.access = Access("direct", "the test says so")
+        world.start()
+        prefilld, _ = await world.linked()
+        prompt = ids_of(num_tokens)
+        decoder.may_end.clear()
+        tell(prefilld, announce(prefilld, prompt=prompt))
+        await until(lambda: decoder.num_early == 1)
+        user = prefilld.hand_over(prompt, BLOCKS[: -(-num_tokens // 16)], total_blocks=3)
+        await prefilld.until_received(wire.Adopt)
+        assert wire.Release not in prefilld.kinds
+        decoder.may_end.set()
+        await ended(user)
+        assert answer_of(user) == expected(host, prompt)
+        assert (decoder.num_early, decoder.num_ordinary) == (1, NUM_FIRST_STEPS - 1)
+        await prefilld.until_received(wire.Release)
+        await world.settled()
 
     play(scene)
 
