@@ -22,6 +22,7 @@ from shared.cli.conversation import MAX_FILE_BYTES, Conversation, ConversationEr
 from shared.cli.line_reader import LineReader
 from shared.cli.losses import telling_policy
 from shared.cli.received import Received
+from shared.cli.words import counted
 from shared.config.paths import client_socket
 from shared.errors import ExitCode, KvpairError
 
@@ -171,7 +172,7 @@ class Session:
             raise KvpairError(f"{path} cannot be read: {error.strerror}") from error
         except ConversationError as error:
             raise KvpairError(f"{path} {error}") from error
-        _say(f"read {len(self.conversation.turns) // 2} turns from {path}")
+        _say(f"read {counted(len(self.conversation.turns) // 2, 'turn')} from {path}")
 
     def _save(self, name: str) -> None:
         path = _path(name, "/save FILE")
@@ -180,7 +181,7 @@ class Session:
             path.write_text(self.conversation.to_json(), encoding="utf-8")
         except OSError as error:
             raise KvpairError(f"{path} cannot be written: {error.strerror}") from error
-        _say(f"wrote {_counted(len(self.conversation.turns) // 2, 'turn')} to {path}")
+        _say(f"wrote {counted(len(self.conversation.turns) // 2, 'turn')} to {path}")
 
     def _ask(self, question: str) -> None:
         """Ask, show the answer, and add both to the conversation, also what came of a stopped one.
@@ -218,15 +219,11 @@ class Session:
     def _stats(self) -> str:
         speed = self._num_tokens / self._decode_s if self._decode_s else 0.0
         return (
-            f"{_counted(self._num_answers, 'answer')}, {self._num_tokens} tokens in all, "
+            f"{counted(self._num_answers, 'answer')}, {self._num_tokens} tokens in all, "
             f"{speed:.1f} tokens/s on average; "
-            f"the conversation has {_counted(len(self.conversation.turns) // 2, 'turn')}, "
+            f"the conversation has {counted(len(self.conversation.turns) // 2, 'turn')}, "
             f"{self._context_tokens} tokens at the last answer"
         )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _usage(received: Received, end: End) -> str:

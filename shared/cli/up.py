@@ -53,6 +53,7 @@ def up(flags: ConfigFlags, *, start_timeout: float, command: tuple[str, ...]) ->
             environ=os.environ,
             signals=signals,
             is_ready=lambda pids: all(_serves(sockets[name], pids[name]) for name in DAEMONS),
+            num_requests=lambda name: _num_requests(sockets[name]),
             say=lambda text: click.echo(f"kvpair: {text}", err=True),
             start_timeout_s=start_timeout,
             drain_timeout_s=config.limits.drain_timeout_s,
@@ -71,6 +72,16 @@ def _serves(socket: Path, pid: int) -> bool:
     except (ProtocolError, RequestError):
         return False
     return status.get("state") == "serving" and status.get("pid") == pid
+
+
+def _num_requests(socket: Path) -> int | None:
+    """Return how many requests a daemon has, or None where it does not tell."""
+    try:
+        requests = Client(socket, timeout_s=ANSWER_TIMEOUT_S).status().get("requests")
+    except (ProtocolError, RequestError):
+        return None
+    total = requests.get("total") if isinstance(requests, dict) else None
+    return total if isinstance(total, int) else None
 
 
 def _beside_the_pair(command: tuple[str, ...], prefilld_socket: Path) -> Command | None:
