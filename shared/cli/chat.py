@@ -21,10 +21,11 @@ from shared.cli.answering import Interrupt, cancelled_by_interrupt, show
 from shared.cli.conversation import MAX_FILE_BYTES, Conversation, ConversationError
 from shared.cli.line_reader import LineReader
 from shared.cli.losses import telling_policy
+from shared.cli.parameters import FILE_NAME, TEXT
 from shared.cli.received import Received
 from shared.cli.words import counted
 from shared.config.paths import client_socket
-from shared.errors import ExitCode, KvpairError
+from shared.errors import ExitCode, KvpairError, UsageError
 
 COMMANDS = {
     "/reset": "forget every turn",
@@ -36,16 +37,20 @@ COMMANDS = {
     "/quit": "end, as Ctrl-D does",
 }
 
+LOAD_HELP = "Go on with a saved conversation."
+
 SAVED_MODE = 0o600
 """A conversation is its user's."""
 
 
 @click.command
-@click.option("--system", metavar="TEXT", help="Begin with this system message.")
-@click.option("--load", "load_file", metavar="FILE", help="Go on with a saved conversation.")
+@click.option("--system", type=TEXT, metavar="TEXT", help="Begin with this system message.")
+@click.option("--load", "load_file", type=FILE_NAME, metavar="FILE", help=LOAD_HELP)
 @answer_options
 @click.option("--quiet", "-q", is_flag=True, help="Do not tell usage and speed after each answer.")
-@click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
+@click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
 def chat(
     answer: AnswerFlags,
     *,
@@ -58,10 +63,14 @@ def chat(
 
     In a terminal "/help" lists what else can be said.  In a pipe every line is a turn.
     """
+    answer.check_alone()
     client = Client(client_socket(os.environ, chosen=socket), resume_policy=telling_policy())
     session = Session(client, answer, is_quiet=quiet)
     if load_file is not None:
-        session.load(load_file)
+        try:
+            session.load(load_file)
+        except KvpairError as error:  # on the command line it is a fault of that
+            raise UsageError(error.message, hint=error.hint) from error
     if system is not None:
         session.conversation.system = system
     lines = LineReader()
@@ -78,6 +87,11 @@ def _talk(session: Session, lines: LineReader) -> ExitCode:
     while True:
         try:
             line = lines.read()
+        except UsageError as error:  # it is no text
+            if not lines.is_terminal:
+                raise
+            _say(str(error))
+            continue
         except KeyboardInterrupt:
             if not lines.is_terminal:
                 raise

@@ -11,11 +11,15 @@ import click
 from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
 from shared.cli.children import blocked_signals
+from shared.cli.parameters import Number
 from shared.cli.supervisor import Command, Daemon, PairFailedError, Supervisor
 from shared.config.options import ConfigFlags, config_options
 
 START_TIMEOUT_S = 300.0
 """How long a command waits for the pair: a large model takes minutes to load."""
+
+MAX_START_TIMEOUT_S = 86_400.0
+"""Most that may be asked for: no model takes a day to load."""
 
 ANSWER_TIMEOUT_S = 1.0
 """For one STATUS while waiting; a daemon that is slower does not serve yet."""
@@ -28,7 +32,7 @@ DAEMONS = ("decoded", "prefilld")
 @config_options
 @click.option(
     "--start-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True, max=MAX_START_TIMEOUT_S),
     default=START_TIMEOUT_S,
     metavar="SECONDS",
     help=f"How long COMMAND waits for the pair [{START_TIMEOUT_S:g}].",
