@@ -12,13 +12,13 @@ from decoded.overview import Overview
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
-from shared.daemon.devices import Device, require_device
-from shared.daemon.model_host import ModelHost, load_model_host
+from shared.daemon.model_host import ModelHost, bring_up
 from shared.kv.allocator import BlockAllocator
 
 if TYPE_CHECKING:
     from decoded.metrics import DecodeMetrics
     from decoded.turns import Turns
+    from shared.daemon.devices import Device
     from shared.engine.thread import EngineThread
     from shared.service.frame import Service
 
@@ -52,22 +52,12 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
-        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
-        PoolAllocationError: There is no room for the pool.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs, or memory.
+        MemoryShortageError: Others hold the memory.
     """
     config = service.config
-    device = await engine.run(
-        require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
-    )
-    host = await engine.run(
-        load_model_host,
-        config,
-        num_blocks=config.decoded.num_blocks,
-        memory_fraction=config.decoded.memory_fraction,
-        device=device,
-        progress=service.loaded,
-    )
-    computing = await engine.run(make_decode_engine, host, device, config)
+    host = await engine.run(bring_up, config, "decoded", log=service.log, progress=service.loaded)
+    computing = await engine.run(make_decode_engine, host, host.device, config)
     allocator = BlockAllocator(host.layout.num_blocks)
     scheduler: Scheduler[Sequence] = Scheduler(
         allocator=allocator, max_batch=config.decoded.max_batch
@@ -112,7 +102,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
     overview.declare(service.metrics)
     parts = Parts(
         host=host,
-        device=device,
+        device=host.device,
         turns=computing.turns,
         allocator=allocator,
         scheduler=scheduler,

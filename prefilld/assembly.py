@@ -16,9 +16,8 @@ from prefilld.prefill_engine import make_prefill_engine
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
-from shared.daemon.devices import require_device
 from shared.daemon.instance import this_instance
-from shared.daemon.model_host import ModelHost, load_model_host
+from shared.daemon.model_host import ModelHost, bring_up
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
 from shared.kv.holds import BlockHolds
@@ -76,25 +75,15 @@ async def assemble(
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
         ChatTemplateError: The model's template is broken.
-        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
-        PoolAllocationError: There is no room for the pool.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs, or memory.
+        MemoryShortageError: Others hold the memory.
     """
     config = service.config
-    device = await engine.run(
-        require_device, config.prefilld.device, peer=config.decoded.device, log=service.log
-    )
-    host = await engine.run(
-        load_model_host,
-        config,
-        num_blocks=config.pool.num_blocks,
-        memory_fraction=config.prefilld.memory_fraction,
-        device=device,
-        progress=service.loaded,
-    )
+    host = await engine.run(bring_up, config, "prefilld", log=service.log, progress=service.loaded)
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
     parts = await engine.run(
-        make_prefill_engine, host, device, token_budget=config.prefilld.token_budget
+        make_prefill_engine, host, host.device, token_budget=config.prefilld.token_budget
     )
     num_blocks = host.layout.num_blocks
     allocator = BlockAllocator(num_blocks)
@@ -127,7 +116,7 @@ async def assemble(
     desk.attach(serving)
     exported = Exported(
         pool=parts.pool,
-        device=device,
+        device=host.device,
         control_page=control_page,
         epoch=epoch,
         instance=this_instance(),
@@ -155,7 +144,7 @@ async def assemble(
     service.log.info("model.loaded", **host.summary())
     return Parts(
         host=host,
-        device=device,
+        device=host.device,
         allocator=allocator,
         holds=holds,
         desk=desk,

@@ -144,6 +144,6 @@ def _infer(call: Callable[[], T]) -> T:
             return call()
     except RuntimeError as error:  # as torch's and CuPy's are
         lost = as_fatal("the engine", error)
-        if lost is None or lost is error:
+        if lost is None:
             raise
         raise lost from error

@@ -68,7 +68,7 @@ class CacheUse:
     hit_tokens: int
     """Of all holds: tokens whose keys and values were found."""
     missed_tokens: int
-    """Of all holds: tokens that were left to compute."""
+    """Of all holds that might have shared any: tokens that were left to compute."""
     evicted_blocks: int
     """Blocks that were given up for others."""
     blocks: int
@@ -143,7 +143,8 @@ class BlockHolds:
         self._settle(blocks)
         cached_tokens = len(shared) * self._block_size
         self._hit_tokens += cached_tokens
-        self._missed_tokens += num_tokens - cached_tokens
+        if hashes:  # else nothing was looked for
+            self._missed_tokens += num_tokens - cached_tokens
         return Hold(
             blocks=blocks,
             hashes=tuple(hashes),

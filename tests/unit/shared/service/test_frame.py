@@ -364,7 +364,7 @@ raise EnvironmentUnsupportedError("fine")
     assert (code, lines[-2]["error"]) == (78, "fine")
 
 
-@pytest.mark.parametrize("flag", ["--help", "--version"])
+@pytest.mark.parametrize("flag", ["-h", "--help", "--version"])
 def test_help_and_version_start_nothing(run: Run, flag: str) -> None:
     daemon = run("say('started')", flag)
     output, errors = daemon.process.communicate(timeout=TIMEOUT_S)
