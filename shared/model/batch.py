@@ -75,6 +75,7 @@ class PaddedBatch:
     block_table: Tensor
     """[num_entries] int64, of all sequences, one behind the other."""
     wants_all: ClassVar[Literal[False]] = False
+    """See `ForwardBatch`; the wanted tokens are always picked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
