@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from decoded.adoption import AdoptionDesk
@@ -14,6 +15,7 @@ from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
 from shared.daemon.devices import Device, require_device
 from shared.daemon.model_host import ModelHost, load_model_host
+from shared.engine.workspace import decode_workspace_bytes
 from shared.kv.allocator import BlockAllocator
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         config,
         num_blocks=config.decoded.num_blocks,
         memory_fraction=config.decoded.memory_fraction,
+        workspace=partial(decode_workspace_bytes, max_batch=config.decoded.max_batch),
         device=device,
         progress=service.loaded,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
@@ -19,6 +20,7 @@ from protocol.limits import MAX_CONTROL_SLOTS
 from shared.daemon.devices import require_device
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, load_model_host
+from shared.engine.workspace import prefill_workspace_bytes
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
 from shared.kv.holds import BlockHolds
@@ -88,6 +90,7 @@ async def assemble(
         config,
         num_blocks=config.pool.num_blocks,
         memory_fraction=config.prefilld.memory_fraction,
+        workspace=partial(prefill_workspace_bytes, token_budget=config.prefilld.token_budget),
         device=device,
         progress=service.loaded,
     )

@@ -5,6 +5,7 @@ Runs on the engine thread, since it takes seconds and torch's settings are that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,16 @@ from shared.kv.layout import RESERVED_BLOCK, KVLayout
 from shared.kv.memory import blocks_from_memory
 from shared.model.llama import Llama
 from shared.model.loader import load_model
+from shared.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shared.config import Config
     from shared.model.chat_template import ChatTemplate
-    from shared.model.spec import ModelSpec
     from shared.model.tokenizer import Tokenizer
 
+
+Workspace = Callable[[ModelSpec, KVLayout], int]
+"""Returns how many bytes of a GPU an engine needs beside the weights and the pool."""
 
 SMALLEST_POOL = RESERVED_BLOCK + 2
 """Blocks of a layout whose number of blocks is not known yet."""
@@ -55,11 +57,17 @@ class ModelHost:
         }
 
 
+def no_workspace(_spec: ModelSpec, _layout: KVLayout) -> int:
+    """Leave no room: for a CPU, whose memory is not given away whole."""
+    return 0
+
+
 def load_model_host(
     config: Config,
     *,
     num_blocks: int,
     memory_fraction: float = 1.0,
+    workspace: Workspace = no_workspace,
     device: Device = CPU_DEVICE,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelHost:
@@ -68,8 +76,9 @@ def load_model_host(
     Args:
         config: The pair's configuration.
         num_blocks: Blocks of this daemon's own pool; 0, on a GPU, for what fits into
-            `memory_fraction` of what is free once the weights are there.
+            `memory_fraction` of what is free once the weights are there and room is left to work.
         memory_fraction: That share.
+        workspace: Returns the bytes of that room.
         device: Where the weights go.
         progress: Called with bytes done and bytes in all.
 
@@ -95,7 +104,8 @@ def load_model_host(
         dtype=config.model.dtype,
     )
     if not num_blocks:
-        layout = layout.with_num_blocks(_blocks_that_fit(layout, memory_fraction))
+        needed_bytes = workspace(spec, layout)
+        layout = layout.with_num_blocks(_blocks_that_fit(layout, memory_fraction, needed_bytes))
     fields = fingerprint_fields(spec=spec, content_id=loaded.content_id, layout=layout)
     return ModelHost(
         name=config.model.path,
@@ -109,11 +119,11 @@ def load_model_host(
     )
 
 
-def _blocks_that_fit(layout: KVLayout, memory_fraction: float) -> int:
+def _blocks_that_fit(layout: KVLayout, memory_fraction: float, needed_bytes: int) -> int:
     torch.cuda.empty_cache()  # what fusing the weights left behind would not count as free
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     return blocks_from_memory(
-        free_bytes=free_bytes,
+        free_bytes=max(0, free_bytes - needed_bytes),
         total_bytes=total_bytes,
         fraction=memory_fraction,
         block_bytes=layout.block_bytes,

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from shared.model.batch import PaddedBatch
 from shared.ops.kv_write import PAD_SLOT
@@ -23,7 +21,6 @@ from shared.ops.tiled_attention import TILE_ROWS, TileField
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from shared.engine.batch import PackedSteps, SequenceStep
@@ -47,8 +44,6 @@ launches would."""
 UNIT = 128
 """Sizes from here on are multiples of it.  Products are computed in tiles of so many rows, so
 what fills the last one up costs little."""
-
-A = TypeVar("A", bound="Tensor | NDArray[Any]")
 
 
 def step_sizes(token_budget: int) -> tuple[int, ...]:
@@ -93,7 +88,7 @@ class Places:
             self.num_tiles * fields,
         )
 
-    def split(self, run: A) -> tuple[A, A, A, A, A]:
+    def split(self, run: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return views of a run: output index, output tiles, block table, tokens, tiles."""
         ends = tuple(accumulate(self._lengths))
         index, output_tiles, table, tokens, tiles = (
@@ -145,15 +140,15 @@ def padded_batch(places: Places, run: Tensor) -> PaddedBatch:
     )
 
 
-def fill(places: Places, run: NDArray[np.int64], packed: PackedSteps | None) -> None:
+def fill(places: Places, run: Tensor, packed: PackedSteps | None) -> None:
     """Write a step's numbers into a run in host memory; None is a step that only pads.
 
     Args:
         places: Of a size that holds the step.
-        run: [places.num_numbers] int64, whatever is in it.
+        run: At least [places.num_numbers] int64, whatever is in it.
         packed: The step, short in the sense of `is_short`.
     """
-    index, output_tiles, table, tokens, tiles = places.split(run)
+    index, output_tiles, table, tokens, tiles = (piece.numpy() for piece in places.split(run))
     index[:], output_tiles[:], tiles[:] = 0, 0, 0
     num_tokens = 0 if packed is None else packed.tokens.shape[1]
     tokens[:2, num_tokens:], tokens[2, num_tokens:] = 0, PAD_SLOT

@@ -106,7 +106,7 @@ class PrefillGraphs:
         places = next(each for each in self._places if each.size >= num_tokens)
         staging = self._stagings[self._num_launched % NUM_STAGINGS][: places.num_numbers]
         self._num_launched += 1
-        fill(places, staging.numpy(), packed)
+        fill(places, staging, packed)
         self._run[: places.num_numbers].copy_(staging, non_blocking=True)
         self._begin[places.size]()
         on_written()
@@ -126,7 +126,7 @@ class PrefillGraphs:
             # The largest first: the smaller ones then find its memory.
             for places in reversed(self._places):
                 staging = self._stagings[0][: places.num_numbers]
-                fill(places, staging.numpy(), None)
+                fill(places, staging, None)
                 self._run[: places.num_numbers].copy_(staging)
                 begin[places.size] = self._stream.capture(partial(self._begin_step, places))
             return begin, self._stream.capture(self._finish_step)

@@ -36,8 +36,8 @@ WIDE_PLAN = TilePlan(num_warps=8, num_stages=2)
 
 MAX_NARROW_DIM = 128
 
-MIN_KEYS = 16
-"""Fewer the matrix units do not take."""
+MIN_KEYS, MAX_KEYS = 16, 128
+"""At once: fewer the matrix units do not take, and more fill the registers with scores."""
 
 
 def plan_for(head_dim: int, dtype: torch.dtype) -> TilePlan:
@@ -68,7 +68,7 @@ def tiled_attention(
     if kv_layer.stride()[3:] != (head_dim, 1):
         raise ShapeError("a head's tokens in the pool must be contiguous")
     plan = plan or plan_for(head_dim, query.dtype)
-    keys = max(MIN_KEYS, plan.tile_bytes // (padded(head_dim) * query.dtype.itemsize))
+    keys = plan.tile_bytes // (padded(head_dim) * query.dtype.itemsize)
     out = torch.empty_like(query)
     _TILED_ATTENTION(
         (num_heads, tiles.shape[0], 1),
@@ -86,7 +86,7 @@ def tiled_attention(
         HEAD_DIM=head_dim,
         PADDED_DIM=padded(head_dim),
         ROWS=TILE_ROWS,
-        KEYS=keys,
+        KEYS=min(MAX_KEYS, max(MIN_KEYS, keys)),
         WINDOW=window or 0,
         NUM_FIELDS=len(TileField),
         num_warps=plan.num_warps,

@@ -54,7 +54,7 @@ def test_a_run_says_of_a_step_what_the_host_knows() -> None:
     run = torch.full((places.num_numbers,), 77)
     steps = [step(70), step(3, 9, first_block=11, is_last=False), step(1, 5, first_block=21)]
     packed = pack_steps(steps, LAYOUT)
-    fill(places, run.numpy(), packed)
+    fill(places, run, packed)
     batch = padded_batch(places, run)
     tokens = torch.stack([batch.token_ids, batch.positions, batch.slot_mapping])
     assert np.array_equal(tokens[:, :74].numpy(), packed.tokens)
@@ -70,10 +70,10 @@ def test_a_run_says_of_a_step_what_the_host_knows() -> None:
 def test_every_make_up_of_a_step_has_enough_tiles() -> None:
     """Each sequence may leave one that is not full."""
     places = Places(size=128, num_entries=num_entries_for(4))
-    run = np.zeros(places.num_numbers, dtype=np.int64)
+    run = torch.zeros(places.num_numbers, dtype=torch.int64)
     lengths = [1] * (MAX_SEQUENCES - 2) + [61, 61]
     fill(places, run, pack_steps([step(length) for length in lengths], LAYOUT))
-    tiles = padded_batch(places, torch.from_numpy(run)).tiles
+    tiles = padded_batch(places, run).tiles
     assert int(tiles[:, 1].sum()) == 128
 
 
