@@ -176,4 +176,7 @@ def fill(places: Places, run: Tensor, packed: PackedSteps | None) -> None:
     cut.sort(key=lambda tile: tile[TileField.POSITION], reverse=True)
     tiles[: len(cut)] = cut
     if outputs:
-        output_tiles[: len(outputs)] = outputs
+        # What pads repeats the last one: numbers, where else there might be none.
+        index[len(rows) :] = rows[-1]
+        output_tiles[: len(outputs)], output_tiles[len(outputs) :] = outputs, outputs[-1]
+        output_tiles[:, TileField.ROW] = range(MAX_SEQUENCES)

@@ -63,8 +63,9 @@ def test_a_run_says_of_a_step_what_the_host_knows() -> None:
     # (row, rows, position, entry); those that see most come first.
     live = [tile for tile in batch.tiles.tolist() if tile[1]]
     assert live == [[64, 6, 64, 0], [70, 3, 9, 18], [73, 1, 5, 21], [0, 64, 0, 0]]
-    assert batch.output_index.tolist() == [69, 73, *[0] * 6]
-    assert batch.output_tiles[:3].tolist() == [[0, 1, 69, 0], [1, 1, 5, 21], [0, 0, 0, 0]]
+    # What pads the outputs repeats the last one.
+    assert batch.output_index.tolist() == [69, *[73] * 7]
+    assert batch.output_tiles[:3].tolist() == [[0, 1, 69, 0], [1, 1, 5, 21], [2, 1, 5, 21]]
 
 
 def test_every_make_up_of_a_step_has_enough_tiles() -> None:
