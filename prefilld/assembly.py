@@ -90,14 +90,14 @@ async def assemble(
         config,
         num_blocks=config.pool.num_blocks,
         memory_fraction=config.prefilld.memory_fraction,
-        workspace=partial(prefill_workspace_bytes, token_budget=config.prefilld.token_budget),
+        workspace=partial(prefill_workspace_bytes, token_budget=config.prefilld.lone_budget),
         device=device,
         progress=service.loaded,
     )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
     parts = await engine.run(
-        make_prefill_engine, host, device, token_budget=config.prefilld.token_budget
+        make_prefill_engine, host, device, token_budget=config.prefilld.lone_budget
     )
     num_blocks = host.layout.num_blocks
     allocator = BlockAllocator(num_blocks)

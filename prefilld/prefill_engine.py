@@ -35,6 +35,11 @@ class PrefillEngine:
 def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -> PrefillEngine:
     """Allocate the pool and build what computes into it.  On the engine thread.
 
+    Args:
+        host: The model.
+        device: Where it is.
+        token_budget: Most tokens of any step.
+
     Raises:
         PoolAllocationError: There is no room for the pool.
         CudaCallError: CUDA failed, or is not there.

@@ -35,6 +35,8 @@ MemoryFraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 DEFAULT_MEMORY_FRACTION = 0.85
 """Of what is free beside the weights and what steps need: the rest is slack."""
 DEFAULT_TOKEN_BUDGETS = {"cpu": 512, "gpu": 2048}
+LONE_BUDGET_FACTORS = {"cpu": 1, "gpu": 2}
+"""A CPU computes a small step as fast as a large one."""
 DEFAULT_MAX_BATCHES = {"cpu": 32, "gpu": 128}
 Threads = Annotated[int, Meta(ge=0, le=1024)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -89,6 +91,10 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Prompt tokens a step.  Fewer let short prompts pass long ones, and leave less to hand over
     when the last are computed; more waste less on steps.  0: 512 on a CPU, 2,048 on a GPU."""
+    lone_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """The same while one prompt has prefilld to itself, but for the last of it.  More compute a
+    long prompt faster; whoever comes meanwhile waits for up to two such steps.  Less than
+    `token_budget` counts as that.  0: `token_budget` on a CPU, twice as much on a GPU."""
     max_waiting: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     """Requests that may queue before new ones are told `busy`."""
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 8
