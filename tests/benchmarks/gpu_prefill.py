@@ -1,6 +1,6 @@
 """Times prompts of the Llama-3.1-8B shape on one GPU: captured and plain, in chunks of any sizes.
 
-    python -m tests.benchmarks.gpu_prefill [short] [long] [attention]
+    python -m tests.benchmarks.gpu_prefill [--part short|long|attention]
 
 Random weights.  A prompt is timed as a daemon runs it, from its token ids on the host to its first
 token on the host, two steps in flight; `host` is the part in which the host launches.
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PARTS = ("short", "long", "attention")
 NUM_RUNS = 7
-MAX_CHUNK = 8_192
 
 SHORT = (
     (16, 0), (64, 0), (128, 0), (256, 0), (512, 0), (520, 0), (1_000, 0),
@@ -163,8 +162,8 @@ def repeat(call: Callable[[], object]) -> None:
 def main() -> None:
     """Measure what was asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all by default")
-    parts = parser.parse_args().parts or PARTS
+    parser.add_argument("--part", action="append", choices=PARTS, help="all by default")
+    parts = parser.parse_args().part or PARTS
     loaded = load_model(MODEL, "bfloat16", "cuda")
     model = Llama(loaded.spec, loaded.tensors)
     layout = KVLayout(
@@ -176,8 +175,6 @@ def main() -> None:
         dtype="bfloat16",
     )
     kv = torch.empty(layout.shape, dtype=torch.bfloat16, device="cuda").normal_()
-    if "attention" in parts:
-        attention_lines(kv, layout, model.spec.num_heads)
     stream = DeviceStream(model.device)
     runner = ModelRunner(model, kv, layout)
     plain = StreamPrefiller(runner, stream, lambda _: 0)
@@ -196,6 +193,8 @@ def main() -> None:
         short_lines(plain, StreamPrefiller(runner, stream, lambda _: 0, graphs=graphs))
     if "long" in parts:
         long_lines(plain)
+    if "attention" in parts:
+        attention_lines(kv, layout, model.spec.num_heads)
 
 
 if __name__ == "__main__":
