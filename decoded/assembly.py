@@ -12,6 +12,7 @@ from decoded.overview import Overview
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
+from decoded.swap_desk import SwapDesk
 from shared.daemon.devices import Device, require_device
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.kv.allocator import BlockAllocator
@@ -69,8 +70,11 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
     )
     computing = await engine.run(make_decode_engine, host, device, config)
     allocator = BlockAllocator(host.layout.num_blocks)
+    arena = None
+    if computing.arena is not None:
+        arena = BlockAllocator(computing.arena.layout.num_blocks)
     scheduler: Scheduler[Sequence] = Scheduler(
-        allocator=allocator, max_batch=config.decoded.max_batch
+        allocator=allocator, max_batch=config.decoded.max_batch, arena=arena
     )
     loop: DecodeLoop
 
@@ -90,7 +94,15 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         book=book,
         metrics=metrics,
         token_bytes=host.tokenizer.token_bytes,
+        block_size=host.layout.block_size,
         on_work=wake,
+    )
+    swaps = SwapDesk(
+        service=service,
+        scheduler=scheduler,
+        book=book,
+        metrics=metrics,
+        block_bytes=host.layout.block_bytes,
     )
     loop = DecodeLoop(
         turns=computing.turns,
@@ -98,6 +110,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         layout=host.layout,
         scheduler=scheduler,
         desk=desk,
+        swaps=swaps,
         book=book,
         metrics=metrics,
     )
@@ -107,6 +120,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         desk=desk,
         allocator=allocator,
         layout=host.layout,
+        arena=arena,
         clock=service.clock,
     )
     overview.declare(service.metrics)
@@ -121,5 +135,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         overview=overview,
     )
     service.spawn(loop.run(), name="decode")
-    service.log.info("model.loaded", **host.summary())
+    service.log.info(
+        "model.loaded", **host.summary(), swap_blocks=0 if arena is None else arena.num_blocks - 1
+    )
     return parts

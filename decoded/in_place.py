@@ -3,12 +3,14 @@
     started ──► READING ──sequence has left──► RELEASE
                    │
                    └─link lost─► MOVING ──all copied──► read from our own pool ──► (no lease left)
+                                    │                └► swapped out, to come back ──► (the same)
                                     └─ no room, or too late ─► the request ends with `prefill-lost`
 
 The generation on the control page is looked at after every step, before its tokens leave: a change
 voids them.  When prefilld dies nobody writes its pool any more and reading goes on, but the memory
 stays taken until the mapping is closed, and prefilld's successor needs it.  So what is read in
-place is then copied into free blocks of our own pool, the shortest prompts first, within `MOVE_S`.
+place is then copied, the shortest prompts first, within `MOVE_S`: into free blocks of our own pool
+while the sequence runs on; where they lack, or the sequence is swapped out already, into the arena.
 
 A step in flight may still read the old places after a sequence was moved; its lease lasts until the
 last such step is collected.
@@ -22,9 +24,8 @@ from typing import TYPE_CHECKING
 from decoded.lease_effects import BlockCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from decoded.link import LinkSession
+    from decoded.scheduler import Scheduler
     from decoded.sequence import Sequence
 
 MOVE_S = 0.8
@@ -43,7 +44,8 @@ class Reading:
     blocks: list[int]
     """The peer's, in the order of the prompt."""
     targets: list[int] = field(default_factory=list)
-    """Our blocks that they are being moved to."""
+    """Where they are being moved to: blocks of our pool, or places in the arena."""
+    is_to_arena: bool = False
     num_copied: int = 0
     is_copying: bool = False
     num_old_steps: int | None = None
@@ -56,14 +58,11 @@ class InPlaceReadings:
     """All sequences that read in place.
 
     Args:
-        allocate: Takes blocks of our own pool, or returns None.
-        free: Gives such blocks back.
+        scheduler: Has the room that they are moved to.
     """
 
-    def __init__(
-        self, *, allocate: Callable[[int], list[int] | None], free: Callable[[list[int]], None]
-    ) -> None:
-        self._allocate, self._free = allocate, free
+    def __init__(self, scheduler: Scheduler[Sequence]) -> None:
+        self._scheduler = scheduler
         self._readings: dict[Sequence, Reading] = {}
 
     def add(self, sequence: Sequence, reading: Reading) -> None:
@@ -108,12 +107,22 @@ class InPlaceReadings:
             if reading.session is session and not reading.targets
         ]
         for sequence, reading in sorted(readings, key=lambda each: len(each[1].blocks)):
-            targets = self._allocate(len(reading.blocks))
-            if targets is None:
+            if not self._take_room(sequence, reading):
                 stranded.append(sequence)
-            else:
-                reading.targets = targets
         return stranded
+
+    def _take_room(self, sequence: Sequence, reading: Reading) -> bool:
+        num_blocks = len(reading.blocks)
+        if not self._scheduler.is_swapped(sequence):
+            targets = self._scheduler.allocate(num_blocks)
+            if targets is not None:
+                reading.targets, sequence.is_moving = targets, True
+                return True
+        targets = self._scheduler.move_out(sequence, num_blocks)
+        if targets is None:
+            return False
+        reading.targets, reading.is_to_arena = targets, True
+        return True
 
     def unmoved(self, session: LinkSession) -> list[Sequence]:
         """Return the sequences that still read a link's pool in place."""
@@ -143,6 +152,7 @@ class InPlaceReadings:
                 generation=reading.generation,
                 sources=sources,
                 targets=reading.targets[start : start + len(sources)],
+                is_to_arena=reading.is_to_arena,
             )
             copies.append((reading.session, copy))
         return copies
@@ -166,7 +176,12 @@ class InPlaceReadings:
         if reading.num_copied < len(reading.blocks):
             return None
         targets, reading.targets = reading.targets, []
-        sequence.move_in(targets)
+        if reading.is_to_arena:
+            sequence.settle(sequence.blocks, [])
+            self._scheduler.moved_out(sequence, targets)
+        else:
+            sequence.move_in(targets)
+            sequence.is_moving = False
         reading.num_old_steps = sequence.num_in_flight
         return self._forget(sequence) if not reading.num_old_steps else None
 
@@ -188,5 +203,6 @@ class InPlaceReadings:
     def _forget(self, sequence: Sequence) -> Reading:
         reading = self._readings.pop(sequence)
         if reading.targets:  # taken, and never moved into
-            self._free(reading.targets)
+            give_back = self._scheduler.free_places if reading.is_to_arena else self._scheduler.free
+            give_back(reading.targets)
         return reading

@@ -21,6 +21,8 @@ class BlockCopy:
     event: int | None = None
     """Slot in the event ring that must be seen before the sources are read; None where they are
     written already."""
+    is_to_arena: bool = False
+    """The targets are places in the arena, and not blocks of our pool."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.turns import CopyDone, CopyJob, TurnResult
+from decoded.turns import CopyDone, CopyJob, SwapJob, TurnResult, ends_of
 from shared.clock import NS_PER_S
 
 if TYPE_CHECKING:
@@ -31,9 +31,23 @@ POLL_S = 20e-6
 """Pause between two looks: short against a step; the interpreter is free meanwhile."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArenaPath:
+    """How blocks get to the arena and back."""
+
+    pool: Tensor
+    """The own pool's memory."""
+    arena: Tensor
+    """The arena's, of the same shape but for the number of blocks."""
+    out: BlockPuller
+    """Copies into the arena, out of the own pool or the peer's."""
+    back: BlockPuller
+    """Copies into the own pool."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Copy:
-    job: CopyJob
+    job: CopyJob | SwapJob
     deadline_ns: int
     """Until when the blocks must be written."""
     prepared: PreparedCopy
@@ -48,14 +62,22 @@ class OverlappedTurns:
         decoder: What computes steps.
         puller: What copies blocks.
         event_timeout_s: How long blocks may be announced and not written.
+        arena_path: The way to the arena; None where there is none: then nothing is copied to it.
     """
 
     copies_beside_steps = True
 
-    def __init__(self, decoder: Decoder, puller: BlockPuller, *, event_timeout_s: float) -> None:
-        self._decoder, self._puller = decoder, puller
+    def __init__(
+        self,
+        decoder: Decoder,
+        puller: BlockPuller,
+        *,
+        event_timeout_s: float,
+        arena_path: ArenaPath | None = None,
+    ) -> None:
+        self._decoder, self._puller, self._arena_path = decoder, puller, arena_path
         self._event_timeout_ns = int(event_timeout_s * NS_PER_S)
-        self._submitted: deque[CopyJob] = deque()
+        self._submitted: deque[CopyJob | SwapJob] = deque()
         """Handed over from the event loop's thread."""
         self._copies: list[_Copy] = []
         self._is_interrupted = False
@@ -67,7 +89,7 @@ class OverlappedTurns:
         """See `Turns.depth`."""
         return self._decoder.depth
 
-    def submit(self, job: CopyJob) -> None:
+    def submit(self, job: CopyJob | SwapJob) -> None:
         """See `Turns.submit`."""
         self._submitted.append(job)
 
@@ -121,15 +143,9 @@ class OverlappedTurns:
         now_ns = time.monotonic_ns()
         while self._submitted:
             job = self._submitted.popleft()
-            blocks = job.copy
+            deadline_ns = now_ns + self._event_timeout_ns
             self._copies.append(
-                _Copy(
-                    job=job,
-                    deadline_ns=now_ns + self._event_timeout_ns,
-                    prepared=self._puller.prepare(
-                        job.session.peer_pool.kv, blocks.sources, blocks.targets
-                    ),
-                )
+                _Copy(job=job, deadline_ns=deadline_ns, prepared=self._prepare(job))
             )
         over: list[CopyDone] = []
         left: list[_Copy] = []
@@ -152,15 +168,28 @@ class OverlappedTurns:
         self._copies = left
         return over
 
+    def _prepare(self, job: CopyJob | SwapJob) -> PreparedCopy:
+        path = self._arena_path
+        if isinstance(job, CopyJob) and not job.copy.is_to_arena:
+            blocks = job.copy
+            return self._puller.prepare(job.session.peer_pool.kv, blocks.sources, blocks.targets)
+        assert path is not None, "places in the arena are taken where there is one"
+        is_back = isinstance(job, SwapJob) and not job.swap.is_out
+        source, _, sources, targets = ends_of(job, path.pool, path.arena)
+        return (path.back if is_back else path.out).prepare(source, sources, targets)
+
     def _try_start(self, copy: _Copy, now_ns: int) -> None:
-        blocks, pool = copy.job.copy, copy.job.session.peer_pool
-        if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
-            return
+        if isinstance(copy.job, CopyJob):
+            blocks, pool = copy.job.copy, copy.job.session.peer_pool
+            if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
+                return
         copy.start_ns = now_ns
         copy.prepared.start(is_busy=self._decoder.num_in_flight > 0)
 
     def _is_hopeless(self, copy: _Copy, now_ns: int) -> bool:
         """Whether a copy will never start: its writer is gone or stuck, or took the blocks back."""
+        if isinstance(copy.job, SwapJob):
+            return False  # it starts at once
         session = copy.job.session
         is_revoked = not session.peer_pool.is_valid(copy.job.copy)
         return is_revoked or session.is_lost or now_ns >= copy.deadline_ns

@@ -129,7 +129,7 @@ def test_an_answer_that_there_is_no_room_to_move_ends(play: Play) -> None:
         prefilld, session = await world.linked()
         user = prefilld.hand_over(ids_of(37), [9, 2, 6], max_tokens=12, total_blocks=4)
         await prefilld.until_received(wire.Adopt)
-        taken = world.scheduler.reserve(world.scheduler.room.free_blocks)
+        taken = world.scheduler.reserve(world.allocator.num_free)
         assert taken is not None
         world.start()
         await until(lambda: world.scheduler.num_running)
@@ -141,7 +141,7 @@ def test_an_answer_that_there_is_no_room_to_move_ends(play: Play) -> None:
         await until(lambda: world.tick() or not session.is_mapped)
         await world.settled()
 
-    play(scene, **{"limits.max_tokens_default": 64})
+    play(scene, decoded__swap_gib=0)
 
 
 def test_a_cancelled_answer_gives_its_lease_back(play: Play) -> None:
