@@ -216,7 +216,7 @@ class AdoptionDesk:
                 del self._unconfirmed[sequence]
                 sequence.stream.abandon()
                 self._book.client_gone(sequence)
-        self.in_place.move(session)
+        self._on_work()  # what is read in place is to be moved
 
     # --- copies ------------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@
                    │
                    └─link lost─► MOVING ──all copied──► read from our own pool ──► (no lease left)
                                     │                └► swapped out, to come back ──► (the same)
-                                    └─ no room, or too late ─► the request ends with `prefill-lost`
+                                    └─ no room within `MOVE_S` ─► the request ends: `prefill-lost`
 
 The generation on the control page is looked at after every step, before its tokens leave: a change
 voids them.  When prefilld dies nobody writes its pool any more and reading goes on, but the memory
 stays taken until the mapping is closed, and prefilld's successor needs it.  So what is read in
-place is then copied, the shortest prompts first, within `MOVE_S`: into free blocks of our own pool
-while the sequence runs on; where they lack, or the sequence is swapped out already, into the arena.
+place is then copied, the shortest prompts first: into free blocks of our own pool while the sequence
+runs on; where they lack, or the sequence is swapped out already, into the arena.
 
 A step in flight may still read the old places after a sequence was moved; its lease lasts until the
 last such step is collected.
@@ -98,42 +98,21 @@ class InPlaceReadings:
 
     # --- moving --------------------------------------------------------------------------------
 
-    def move(self, session: LinkSession) -> list[Sequence]:
-        """Begin to move everything off a link's pool; return the sequences with no room for it."""
-        stranded: list[Sequence] = []
-        readings = [
-            (sequence, reading)
-            for sequence, reading in self._readings.items()
-            if reading.session is session and not reading.targets
-        ]
-        for sequence, reading in sorted(readings, key=lambda each: len(each[1].blocks)):
-            if not self._take_room(sequence, reading):
-                stranded.append(sequence)
-        return stranded
-
-    def _take_room(self, sequence: Sequence, reading: Reading) -> bool:
-        num_blocks = len(reading.blocks)
-        if not self._scheduler.is_swapped(sequence):
-            targets = self._scheduler.allocate(num_blocks)
-            if targets is not None:
-                reading.targets, sequence.is_moving = targets, True
-                return True
-        targets = self._scheduler.move_out(sequence, num_blocks)
-        if targets is None:
-            return False
-        reading.targets, reading.is_to_arena = targets, True
-        return True
-
     def unmoved(self, session: LinkSession) -> list[Sequence]:
         """Return the sequences that still read a link's pool in place."""
         return [
             sequence
             for sequence, reading in self._readings.items()
-            if reading.session is session and reading.num_old_steps is None
+            if reading.session is session
+            and not (sequence.has_ended or reading.num_old_steps is not None)
         ]
 
     def next_copies(self, max_blocks: int) -> list[tuple[LinkSession, BlockCopy]]:
-        """Choose what to move next, `max_blocks` in all."""
+        """Choose what to move next off the pools of lost links, `max_blocks` in all.
+
+        What finds no room now is tried again: others end, or make room, until `unmoved` is asked.
+        """
+        self._take_rooms()
         copies: list[tuple[LinkSession, BlockCopy]] = []
         for reading in self._readings.values():
             if max_blocks == 0:
@@ -157,6 +136,28 @@ class InPlaceReadings:
             copies.append((reading.session, copy))
         return copies
 
+    def _take_rooms(self) -> None:
+        """Find room for everything that is to be moved and has none, the shortest first."""
+        stranded = [
+            (sequence, reading)
+            for sequence, reading in self._readings.items()
+            if reading.session.is_lost
+            and not (reading.targets or sequence.has_ended or reading.num_old_steps is not None)
+        ]
+        for sequence, reading in sorted(stranded, key=lambda each: len(each[1].blocks)):
+            self._take_room(sequence, reading)
+
+    def _take_room(self, sequence: Sequence, reading: Reading) -> None:
+        num_blocks = len(reading.blocks)
+        if not self._scheduler.is_swapped(sequence):
+            targets = self._scheduler.allocate(num_blocks)
+            if targets is not None:
+                reading.targets, sequence.is_moving = targets, True
+                return
+        targets = self._scheduler.move_out(sequence, num_blocks)
+        if targets is not None:
+            reading.targets, reading.is_to_arena = targets, True
+
     def copied(self, session: LinkSession, copy: BlockCopy, *, is_valid: bool) -> Reading | None:
         """Take note that a copy is over; return what is to be released by that.
 
@@ -170,7 +171,7 @@ class InPlaceReadings:
         reading.is_copying = False
         if reading.has_left:
             return self._forget(sequence)
-        if not is_valid:
+        if not is_valid or sequence.has_ended:  # then `left` is to come
             return None
         reading.num_copied += len(copy.sources)
         if reading.num_copied < len(reading.blocks):

@@ -50,8 +50,6 @@ class InPlaceDesk:
             blocks=pulled.in_place,
         )
         self._readings.add(sequence, reading)
-        if session.is_lost:  # while its partly filled block was copied
-            self.move(session)
 
     def held(self, session: LinkSession) -> list[int]:
         """Return the leases of a link that last."""
@@ -77,16 +75,10 @@ class InPlaceDesk:
 
     # --- moving ------------------------------------------------------------------------------
 
-    def move(self, session: LinkSession) -> None:
-        """Move off a pool whose owner is gone, so that its memory comes free."""
-        for sequence in self._readings.move(session):
-            self._book.fail(sequence, "prefill-lost", "prefilld died, and no room to move is left")
-        self._on_work()
-
     def give_up(self, session: LinkSession) -> None:
         """End what could not be moved in time."""
         for sequence in self._readings.unmoved(session):
-            self._book.fail(sequence, "prefill-lost", "prefilld died, and time ran out")
+            self._book.fail(sequence, "prefill-lost", "prefilld died, and there was no room to move in time")
 
     def next_copies(self, max_blocks: int) -> list[tuple[LinkSession, BlockCopy]]:
         """Choose what to move next."""

@@ -64,6 +64,8 @@ class Sequence:
     """Tokens that the table has places for."""
     has_started: bool = False
     """It was in the batch: its blocks are the scheduler's business, and no lease's."""
+    has_ended: bool = False
+    """Its client was told the end; a step in flight may still read and write its blocks."""
     is_moving: bool = False
     """What is read in place is being copied to blocks of our own pool."""
     preempted_ns: int = 0

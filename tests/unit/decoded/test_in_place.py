@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from decoded.access import Access
+from decoded.in_place import MOVE_S
 from protocol import messages as wire
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
@@ -134,6 +135,10 @@ def test_an_answer_that_there_is_no_room_to_move_ends(play: Play) -> None:
         world.start()
         await until(lambda: world.scheduler.num_running)
         prefilld.socket.close()
+        await until(lambda: session.is_lost)
+        world.tick()
+        world.service.clock.advance(MOVE_S)
+        world.tick()
         error = await user.until_received(wire.Error)
         assert isinstance(error, wire.Error)
         assert error.code == "prefill-lost"
