@@ -192,10 +192,10 @@ def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab
             f"handoff: {request.prompt_tokens} prompt tokens and {len(request.ids)} of the answer "
             f"do not make {message.num_tokens} computed ones"
         )
-    most_tokens = request.prompt_tokens + request.max_tokens
-    if message.total_blocks < layout.num_blocks_for(most_tokens):
+    if message.total_blocks < layout.num_blocks_for(message.num_tokens + 1):
         raise InvalidMessageError(
-            f"handoff: {message.total_blocks} blocks cannot hold {most_tokens} tokens"
+            f"handoff: {message.total_blocks} blocks cannot hold {message.num_tokens} tokens and "
+            "the next one"
         )
     if len(request.ids) >= request.max_tokens:
         raise InvalidMessageError(

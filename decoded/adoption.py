@@ -9,7 +9,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from decoded.early_step import EarlyStep
-from decoded.in_place import InPlaceReadings, Reading
+from decoded.in_place_desk import InPlaceDesk
 from decoded.intake import Intake
 from decoded.lease_effects import (
     BlockCopy,
@@ -48,6 +48,7 @@ class AdoptionDesk:
         scheduler: The room that is left.
         book: The adopted sequences.
         token_bytes: What a token adds to a text.
+        block_size: Tokens in a block.
         on_work: Called when there may be something to copy or to decode.
     """
 
@@ -59,10 +60,12 @@ class AdoptionDesk:
         book: SequenceBook,
         metrics: DecodeMetrics,
         token_bytes: Callable[[int], bytes],
+        block_size: int,
         on_work: Callable[[], None],
     ) -> None:
         self._service, self._scheduler, self._book = service, scheduler, book
         self._metrics, self._token_bytes, self._on_work = metrics, token_bytes, on_work
+        self._block_size = block_size
         self._loop = asyncio.get_running_loop()
         self._sessions: list[LinkSession] = []
         self._came_over: dict[Sequence, LinkSession] = {}
@@ -70,8 +73,10 @@ class AdoptionDesk:
         self._unconfirmed: dict[Sequence, LinkSession] = {}
         """The link of each sequence whose ADOPT the kernel has not accepted whole."""
         self._begun: list[EarlyStep] = []
-        self._in_place = InPlaceReadings(allocate=scheduler.allocate, free=scheduler.free)
-        scheduler.on_left = self._left
+        self.in_place = InPlaceDesk(
+            scheduler=scheduler, book=book, credits=self.credits, on_work=on_work
+        )
+        """What is read where it is, and how it is moved when prefilld dies."""
 
     # --- links -------------------------------------------------------------------------------
 
@@ -85,9 +90,11 @@ class AdoptionDesk:
         """Whether some living link holds a lease."""
         return any(session.is_open and not session.intake.is_empty for session in self._sessions)
 
-    def new_intake(self, *, block_size: int, is_direct: bool) -> Intake[Sequence]:
+    def new_intake(self, *, is_direct: bool) -> Intake[Sequence]:
         """Return the book of leases for a new link."""
-        return Intake(reserve=self._scheduler.reserve, block_size=block_size, is_direct=is_direct)
+        return Intake(
+            reserve=self._scheduler.reserve, block_size=self._block_size, is_direct=is_direct
+        )
 
     def add_session(self, session: LinkSession) -> None:
         """Serve what comes over a link."""
@@ -99,7 +106,7 @@ class AdoptionDesk:
             lease_id
             for session in self._sessions
             if session.epoch == epoch
-            for lease_id in (*session.intake.held, *self._in_place.held(session))
+            for lease_id in (*session.intake.held, *self.in_place.held(session))
         ]
 
     def credits(self, session: LinkSession) -> wire.Credits:
@@ -122,9 +129,8 @@ class AdoptionDesk:
         for session in self.sessions:
             session.tick()
             if session.has_moved_long:
-                for sequence in self._in_place.unmoved(session):
-                    self._book.fail(sequence, "prefill-lost", "prefilld died, and time ran out")
-            if not self._in_place.is_reading(session) and session.close_mapping():
+                self.in_place.give_up(session)
+            if not self.in_place.is_reading(session) and session.close_mapping():
                 self._sessions.remove(session)
 
     def may_read_in_place(self, session: LinkSession) -> bool:
@@ -169,14 +175,25 @@ class AdoptionDesk:
             now_s=now_ns / NS_PER_S,
         )
         sequence, piece = Sequence.adopt(
-            message, stream=stream, token_bytes=self._token_bytes, adopted_ns=now_ns
+            message,
+            stream=stream,
+            token_bytes=self._token_bytes,
+            block_size=self._block_size,
+            adopted_ns=now_ns,
         )
         stream.push(piece, sequence.take_logprobs(piece))
+        intake, lease_id = session.intake, message.lease
+        most_tokens = message.request.prompt_tokens + message.request.max_tokens
+        most_blocks = -(-most_tokens // self._block_size) - intake.num_in_place(message.num_tokens)
+        num_lacking = most_blocks - self._scheduler.capacity
         if descriptor is None:
-            effects = session.intake.handoff_without_descriptor(message.lease, sequence)
+            effects = intake.refuse(lease_id, "fd-lost", "the descriptor did not arrive", sequence)
+        elif num_lacking > 0:
+            text = f"decoded's pool lacks {num_lacking} blocks for prompt and answer"
+            effects = intake.refuse(lease_id, "too-large", text, sequence)
         else:
-            effects = session.intake.handoff(
-                lease_id=message.lease,
+            effects = intake.handoff(
+                lease_id=lease_id,
                 slot=message.slot,
                 generation=message.generation,
                 blocks=message.blocks,
@@ -204,34 +221,7 @@ class AdoptionDesk:
                 del self._unconfirmed[sequence]
                 sequence.stream.abandon()
                 self._book.client_gone(sequence)
-        self._move(session)
-
-    # --- what is read in place ---------------------------------------------------------------
-
-    def _move(self, session: LinkSession) -> None:
-        """Move off a pool whose owner is gone, so that its memory comes free."""
-        for sequence in self._in_place.move(session):
-            self._book.fail(sequence, "prefill-lost", "prefilld died, and no room to move is left")
-        self._on_work()
-
-    def is_valid(self, sequence: Sequence) -> bool:
-        """Whether what a step has read for a sequence was its own prompt."""
-        return self._in_place.is_valid(sequence)
-
-    def stepped(self, batch: Iterable[Sequence]) -> None:
-        """A step was collected."""
-        for sequence in batch:
-            self._release(self._in_place.stepped(sequence))
-
-    def _left(self, sequence: Sequence) -> None:
-        self._release(self._in_place.left(sequence))
-
-    def _release(self, reading: Reading | None) -> None:
-        """Give back a lease under which nothing is read any more."""
-        if reading is not None and reading.session.is_open:
-            session, lease_id = reading.session, reading.lease_id
-            credits = self.credits(session)
-            session.send(wire.Release(epoch=session.epoch, lease=lease_id, credits=credits))
+        self._on_work()  # what is read in place is to be moved
 
     # --- copies ------------------------------------------------------------------------------
 
@@ -245,11 +235,10 @@ class AdoptionDesk:
                     chosen.append((session, copy))
                 else:
                     self.carry_out(session, session.intake.copied(copy, is_valid=False))
-        return [*chosen, *self._in_place.next_copies(max_blocks)]
+        return [*chosen, *self.in_place.next_copies(max_blocks)]
 
-    def copied(self, done: CopyDone) -> None:
+    def copied(self, session: LinkSession, copy: BlockCopy, done: CopyDone) -> None:
         """Believe a complete copy, if its lease still stands now."""
-        session, copy = done.job.session, done.job.copy
         if copy.early is not None:
             copy.early.is_in_flight = done.has_begun_step
         is_valid = done.is_complete and session.peer_pool.is_valid(copy)
@@ -262,9 +251,8 @@ class AdoptionDesk:
             start_ns=done.start_ns,
             done_ns=done.done_ns,
         )
-        if self._in_place.has_copy(session, copy):
-            self._release(self._in_place.copied(session, copy, is_valid=is_valid))
-            self._on_work()
+        if self.in_place.has_copy(session, copy):
+            self.in_place.copied(session, copy, is_valid=is_valid)
             return
         effects = session.intake.copied(
             copy, is_valid=is_valid, start_ns=done.start_ns, done_ns=done.done_ns
@@ -358,24 +346,16 @@ class AdoptionDesk:
         sequence = effect.request
         session = self._came_over.pop(sequence, None)
         sequence.settle(effect.blocks, effect.in_place)
-        if effect.in_place and session is not None:
-            reading = Reading(
-                session=session,
-                lease_id=sequence.lease_id,
-                slot=sequence.slot,
-                generation=sequence.generation,
-                blocks=effect.in_place,
-            )
-            self._in_place.add(sequence, reading)
-            if session.is_lost:  # while its partly filled block was copied
-                self._move(session)
         sequence.times.copy_start_ns = effect.copy_start_ns
         sequence.times.copy_done_ns = effect.copy_done_ns
         if effect.early is not None:
             sequence.go_on_from(effect.early)
             if effect.early.result is not None:
                 self._begun.append(effect.early)
+        sequence.has_started = True
         self._scheduler.start(sequence)
+        if effect.in_place and session is not None:
+            self.in_place.add(session, effect)
         waited_ns = max(0, effect.copy_done_ns - sequence.times.adopted_ns)
         self._metrics.pull_seconds.observe(waited_ns / NS_PER_S)
         self._service.log.info(

@@ -195,9 +195,7 @@ class Decoded:
             socket=visitor.socket,
             hello=hello,
             pid=credentials.pid,
-            intake=parts.desk.new_intake(
-                block_size=parts.host.layout.block_size, is_direct=access.way == "direct"
-            ),
+            intake=parts.desk.new_intake(is_direct=access.way == "direct"),
             handler=parts.desk,
             loop=self._loop,
         )

@@ -13,6 +13,7 @@ from decoded.overview import Overview
 from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
+from decoded.swap_desk import SwapDesk
 from shared.daemon.model_host import ModelHost, bring_up
 from shared.engine.workspace import decode_workspace_bytes
 from shared.kv.allocator import BlockAllocator
@@ -68,8 +69,11 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
     )
     computing = await engine.run(make_decode_engine, host, host.device, config)
     allocator = BlockAllocator(host.layout.num_blocks)
+    arena = None
+    if computing.arena is not None:
+        arena = BlockAllocator(computing.arena.layout.num_blocks)
     scheduler: Scheduler[Sequence] = Scheduler(
-        allocator=allocator, max_batch=config.decoded.max_batch
+        allocator=allocator, max_batch=config.decoded.max_batch, arena=arena
     )
     loop: DecodeLoop
 
@@ -89,7 +93,15 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         book=book,
         metrics=metrics,
         token_bytes=host.tokenizer.token_bytes,
+        block_size=host.layout.block_size,
         on_work=wake,
+    )
+    swaps = SwapDesk(
+        service=service,
+        scheduler=scheduler,
+        book=book,
+        metrics=metrics,
+        block_bytes=host.layout.block_bytes,
     )
     loop = DecodeLoop(
         turns=computing.turns,
@@ -97,6 +109,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         layout=host.layout,
         scheduler=scheduler,
         desk=desk,
+        swaps=swaps,
         book=book,
         metrics=metrics,
     )
@@ -106,6 +119,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         desk=desk,
         allocator=allocator,
         layout=host.layout,
+        arena=arena,
         clock=service.clock,
     )
     overview.declare(service.metrics)
@@ -120,5 +134,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         overview=overview,
     )
     service.spawn(loop.run(), name="decode")
-    service.log.info("model.loaded", **host.summary())
+    service.log.info(
+        "model.loaded", **host.summary(), swap_blocks=0 if arena is None else arena.num_blocks - 1
+    )
     return parts

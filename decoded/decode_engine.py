@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.overlapped_turns import OverlappedTurns
+from decoded.overlapped_turns import ArenaPath, OverlappedTurns
 from decoded.turns import EagerTurns
 from shared.engine.block_puller import CudaPuller
 from shared.engine.decoding import EagerDecoder
 from shared.engine.graph_decoder import GraphDecoder
+from shared.engine.host_copies import HostCopies
 from shared.engine.runner import ModelRunner
+from shared.kv.arena import GIB, PinnedArena, local_arena
 from shared.kv.cuda_pool import LocalCudaPool
 from shared.kv.pool import LocalPool
 from shared.ops.pool_pair import PoolPair
@@ -28,6 +30,8 @@ class DecodeEngine:
     """One engine over one pool."""
 
     pool: KVPool
+    arena: KVPool | None
+    """Host memory for sequences that make room; None where there is none."""
     turns: Turns
 
 
@@ -39,10 +43,13 @@ def make_decode_engine(host: ModelHost, device: Device, config: Config) -> Decod
         CudaCallError: CUDA failed, or is not there.
     """
     layout = host.layout
+    swap_bytes = int(config.decoded.swap_gib * GIB)
     if device.index is None:
         pool = LocalPool(layout)
+        local = local_arena(layout, max_bytes=swap_bytes)
         decoder = EagerDecoder(ModelRunner(host.model, pool.kv, layout))
-        return DecodeEngine(pool=pool, turns=EagerTurns(decoder, pool.kv))
+        eager = EagerTurns(decoder, pool.kv, None if local is None else local.kv)
+        return DecodeEngine(pool=pool, arena=local, turns=eager)
     cuda_pool = LocalCudaPool.create(layout, device=device.index)
     graphs = GraphDecoder(
         host.model,
@@ -51,7 +58,21 @@ def make_decode_engine(host: ModelHost, device: Device, config: Config) -> Decod
         max_batch=config.decoded.max_batch,
         max_context_len=min(host.spec.max_context_tokens, layout.num_blocks * layout.block_size),
     )
+    pinned = PinnedArena.create(layout, max_bytes=swap_bytes)
     turns = OverlappedTurns(
-        graphs, CudaPuller(cuda_pool.kv), event_timeout_s=config.link.ping_timeout_s
+        graphs,
+        CudaPuller(cuda_pool.kv),
+        event_timeout_s=config.link.ping_timeout_s,
+        arena_path=None if pinned is None else _path_between(cuda_pool, pinned),
     )
-    return DecodeEngine(pool=cuda_pool, turns=turns)
+    return DecodeEngine(pool=cuda_pool, arena=pinned, turns=turns)
+
+
+def _path_between(pool: KVPool, arena: KVPool) -> ArenaPath:
+    device = pool.kv.device
+    return ArenaPath(
+        pool=pool.kv,
+        arena=arena.kv,
+        out=HostCopies(arena.kv, device),
+        back=HostCopies(pool.kv, device),
+    )

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from decoded.turns import CopyJob, TurnResult, Turns
+from decoded.turns import CopyJob, SwapJob, TurnResult, Turns
 from shared.kv.pull import slice_blocks
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from decoded.scheduler import Scheduler
     from decoded.sequence import Sequence
     from decoded.sequences import SequenceBook
+    from decoded.swap_desk import SwapDesk
     from shared.engine.thread import EngineThread
     from shared.kv.layout import KVLayout
 
@@ -44,6 +45,7 @@ class DecodeLoop:
         layout: Of decoded's own pool.
         scheduler: The batch.
         desk: What is to be copied.
+        swaps: Who has to make room, and comes back.
         book: The sequences.
     """
 
@@ -55,12 +57,13 @@ class DecodeLoop:
         layout: KVLayout,
         scheduler: Scheduler[Sequence],
         desk: AdoptionDesk,
+        swaps: SwapDesk,
         book: SequenceBook,
         metrics: DecodeMetrics,
     ) -> None:
         self._turns, self._engine, self._layout = turns, engine, layout
         self._scheduler, self._desk, self._book = scheduler, desk, book
-        self._metrics = metrics
+        self._swaps, self._metrics = swaps, metrics
         self._last_step_ns = 0
         """When the previous step ended."""
         self._work = asyncio.Event()
@@ -87,7 +90,7 @@ class DecodeLoop:
                 self._early_result(early)
             self._end_cancelled()
             has_room = len(self._in_flight) < self._turns.depth
-            batch = self._scheduler.next_batch() if has_room else []
+            batch = self._swaps.next_batch() if has_room else []
             self._submit_copies(BUSY_COPY_BYTES if batch else IDLE_COPY_BYTES)
             if not batch and not self._in_flight and not self._num_copies:
                 self._desk.tell_credits()
@@ -109,6 +112,11 @@ class DecodeLoop:
         max_blocks = self._layout.num_blocks
         if not self._turns.copies_beside_steps:
             max_blocks = slice_blocks(self._layout, max_bytes)
+        # Swaps first: what they make free, others wait for.
+        for swap in self._swaps.next_swaps(max_blocks):
+            self._num_copies += 1
+            max_blocks -= len(swap.sources)
+            self._turns.submit(SwapJob(swap=swap))
         for session, copy in self._desk.next_copies(max_blocks):
             self._num_copies += 1
             self._turns.submit(CopyJob(session=session, copy=copy))
@@ -116,12 +124,16 @@ class DecodeLoop:
     def _take_copies(self, result: TurnResult) -> None:
         for done in result.copies:
             self._num_copies -= 1
+            if isinstance(done.job, SwapJob):
+                self._swaps.swapped(done.job.swap, duration_ns=done.done_ns - done.start_ns)
+                continue
+            copy = done.job.copy
             if done.is_complete:
-                num_bytes = len(done.job.copy.sources) * self._layout.block_bytes
+                num_bytes = len(copy.sources) * self._layout.block_bytes
                 self._metrics.copied(num_bytes=num_bytes, duration_ns=done.done_ns - done.start_ns)
             if done.has_begun_step:
                 self._in_flight.append(done.job)
-            self._desk.copied(done)
+            self._desk.copied(done.job.session, copy, done)
 
     def _collected(self, of: list[Sequence] | CopyJob, result: TurnResult) -> None:
         """Take a step's result for whatever it was launched for."""
@@ -147,10 +159,10 @@ class DecodeLoop:
         voided = [
             sequence
             for sequence in batch
-            if self._book.is_living(sequence) and not self._desk.is_valid(sequence)
+            if self._book.is_living(sequence) and not self._desk.in_place.is_valid(sequence)
         ]
         self._scheduler.collected(batch)
-        self._desk.stepped(batch)
+        self._desk.in_place.stepped(batch)
         for sequence in voided:
             self._metrics.voided.inc()
             self._book.fail(sequence, "prefill-lost", "the prompt's blocks were revoked")

@@ -3,12 +3,14 @@
     started ──► READING ──sequence has left──► RELEASE
                    │
                    └─link lost─► MOVING ──all copied──► read from our own pool ──► (no lease left)
-                                    └─ no room, or too late ─► the request ends with `prefill-lost`
+                                    │                └► swapped out, to come back ──► (the same)
+                                    └─ no room within `MOVE_S` ─► the request ends: `prefill-lost`
 
 The generation on the control page is looked at after every step, before its tokens leave: a change
 voids them.  When prefilld dies nobody writes its pool any more and reading goes on, but the memory
 stays taken until the mapping is closed, and prefilld's successor needs it.  So what is read in
-place is then copied into free blocks of our own pool, the shortest prompts first, within `MOVE_S`.
+place is then copied, the shortest prompts first: into free blocks of our own pool while the sequence
+runs on; where they lack, or the sequence is swapped out already, into the arena.
 
 A step in flight may still read the old places after a sequence was moved; its lease lasts until the
 last such step is collected.
@@ -22,9 +24,8 @@ from typing import TYPE_CHECKING
 from decoded.lease_effects import BlockCopy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from decoded.link import LinkSession
+    from decoded.scheduler import Scheduler
     from decoded.sequence import Sequence
 
 MOVE_S = 0.8
@@ -43,7 +44,8 @@ class Reading:
     blocks: list[int]
     """The peer's, in the order of the prompt."""
     targets: list[int] = field(default_factory=list)
-    """Our blocks that they are being moved to."""
+    """Where they are being moved to: blocks of our pool, or places in the arena."""
+    is_to_arena: bool = False
     num_copied: int = 0
     is_copying: bool = False
     num_old_steps: int | None = None
@@ -56,14 +58,11 @@ class InPlaceReadings:
     """All sequences that read in place.
 
     Args:
-        allocate: Takes blocks of our own pool, or returns None.
-        free: Gives such blocks back.
+        scheduler: Has the room that they are moved to.
     """
 
-    def __init__(
-        self, *, allocate: Callable[[int], list[int] | None], free: Callable[[list[int]], None]
-    ) -> None:
-        self._allocate, self._free = allocate, free
+    def __init__(self, scheduler: Scheduler[Sequence]) -> None:
+        self._scheduler = scheduler
         self._readings: dict[Sequence, Reading] = {}
 
     def add(self, sequence: Sequence, reading: Reading) -> None:
@@ -99,32 +98,21 @@ class InPlaceReadings:
 
     # --- moving --------------------------------------------------------------------------------
 
-    def move(self, session: LinkSession) -> list[Sequence]:
-        """Begin to move everything off a link's pool; return the sequences with no room for it."""
-        stranded: list[Sequence] = []
-        readings = [
-            (sequence, reading)
-            for sequence, reading in self._readings.items()
-            if reading.session is session and not reading.targets
-        ]
-        for sequence, reading in sorted(readings, key=lambda each: len(each[1].blocks)):
-            targets = self._allocate(len(reading.blocks))
-            if targets is None:
-                stranded.append(sequence)
-            else:
-                reading.targets = targets
-        return stranded
-
     def unmoved(self, session: LinkSession) -> list[Sequence]:
         """Return the sequences that still read a link's pool in place."""
         return [
             sequence
             for sequence, reading in self._readings.items()
-            if reading.session is session and reading.num_old_steps is None
+            if reading.session is session
+            and not (sequence.has_ended or reading.num_old_steps is not None)
         ]
 
     def next_copies(self, max_blocks: int) -> list[tuple[LinkSession, BlockCopy]]:
-        """Choose what to move next, `max_blocks` in all."""
+        """Choose what to move next off the pools of lost links, `max_blocks` in all.
+
+        What finds no room now is tried again: others end, or make room, until `unmoved` is asked.
+        """
+        self._take_rooms()
         copies: list[tuple[LinkSession, BlockCopy]] = []
         for reading in self._readings.values():
             if max_blocks == 0:
@@ -143,9 +131,32 @@ class InPlaceReadings:
                 generation=reading.generation,
                 sources=sources,
                 targets=reading.targets[start : start + len(sources)],
+                is_to_arena=reading.is_to_arena,
             )
             copies.append((reading.session, copy))
         return copies
+
+    def _take_rooms(self) -> None:
+        """Find room for everything that is to be moved and has none, the shortest first."""
+        stranded = [
+            (sequence, reading)
+            for sequence, reading in self._readings.items()
+            if reading.session.is_lost
+            and not (reading.targets or sequence.has_ended or reading.num_old_steps is not None)
+        ]
+        for sequence, reading in sorted(stranded, key=lambda each: len(each[1].blocks)):
+            self._take_room(sequence, reading)
+
+    def _take_room(self, sequence: Sequence, reading: Reading) -> None:
+        num_blocks = len(reading.blocks)
+        if not self._scheduler.is_swapped(sequence):
+            targets = self._scheduler.allocate(num_blocks)
+            if targets is not None:
+                reading.targets, sequence.is_moving = targets, True
+                return
+        targets = self._scheduler.move_out(sequence, num_blocks)
+        if targets is not None:
+            reading.targets, reading.is_to_arena = targets, True
 
     def copied(self, session: LinkSession, copy: BlockCopy, *, is_valid: bool) -> Reading | None:
         """Take note that a copy is over; return what is to be released by that.
@@ -160,13 +171,18 @@ class InPlaceReadings:
         reading.is_copying = False
         if reading.has_left:
             return self._forget(sequence)
-        if not is_valid:
+        if not is_valid or sequence.has_ended:  # then `left` is to come
             return None
         reading.num_copied += len(copy.sources)
         if reading.num_copied < len(reading.blocks):
             return None
         targets, reading.targets = reading.targets, []
-        sequence.move_in(targets)
+        if reading.is_to_arena:
+            sequence.settle(sequence.blocks, [])
+            self._scheduler.moved_out(sequence, targets)
+        else:
+            sequence.move_in(targets)
+            sequence.is_moving = False
         reading.num_old_steps = sequence.num_in_flight
         return self._forget(sequence) if not reading.num_old_steps else None
 
@@ -188,5 +204,6 @@ class InPlaceReadings:
     def _forget(self, sequence: Sequence) -> Reading:
         reading = self._readings.pop(sequence)
         if reading.targets:  # taken, and never moved into
-            self._free(reading.targets)
+            give_back = self._scheduler.free_places if reading.is_to_arena else self._scheduler.free
+            give_back(reading.targets)
         return reading

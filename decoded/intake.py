@@ -84,6 +84,10 @@ class Intake(Generic[R]):
         """Adopted requests whose sequences have not started."""
         return sum(lease.state is LeaseState.ADOPTED for lease in self._leases.values())
 
+    def num_in_place(self, num_tokens: int) -> int:
+        """Return how many blocks of a prompt stay where they are."""
+        return num_tokens // self._block_size if self._is_direct else 0
+
     def is_pulled(self, lease_id: int) -> bool:
         """Whether every readable block of a lease was copied already."""
         lease = self._leases.get(lease_id)
@@ -186,10 +190,10 @@ class Intake(Generic[R]):
         lease.request = request
         return [SendAdopt(lease_id, request), *self._when_copied(lease)]
 
-    def handoff_without_descriptor(self, lease_id: int, request: R) -> list[Effect[R]]:
-        """Reject a HANDOFF whose client's connection did not arrive with it."""
+    def refuse(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
+        """Reject a HANDOFF that cannot be adopted, whatever the room."""
         self.seen += 1
-        return self.reject(lease_id, "fd-lost", "the descriptor did not arrive", request)
+        return self.reject(lease_id, code, message, request)
 
     def reject(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
         """Do not take a HANDOFF; what was reserved for it goes back, after any copy in flight."""
@@ -298,7 +302,7 @@ class Intake(Generic[R]):
 
         Returns the two, and how many blocks of our own the sequence needs of `total`.
         """
-        num_in_place = num_tokens // self._block_size if self._is_direct else 0
+        num_in_place = self.num_in_place(num_tokens)
         return blocks[:num_in_place], blocks[num_in_place:], total - num_in_place
 
     def _early_behind(self, lease: HeldLease[R]) -> EarlyStep | None:

@@ -26,6 +26,8 @@ class BlockCopy:
     written already."""
     early: EarlyStep | None = None
     """What may be computed as soon as these blocks, the prompt's last, are copied."""
+    is_to_arena: bool = False
+    """The targets are places in the arena, and not blocks of our pool."""
 
 
 @dataclass(frozen=True, slots=True)

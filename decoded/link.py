@@ -76,6 +76,7 @@ class LinkSession:
         self._state = "handshake"
         self._began_s = self._now_s()
         self._told: wire.Credits | None = None
+        """In the last frame that tells them."""
         self._lost_s: float | None = None
         self._is_parting = False
         """One side said BYE: the end of the link is no fault."""
@@ -148,15 +149,21 @@ class LinkSession:
 
     def send(self, message: wire.Message, *, on_sent: Callable[[], None] | None = None) -> None:
         """Send a message; over a link that is lost it is dropped."""
+        told = getattr(message, "credits", None)
+        if isinstance(told, wire.Credits):
+            self._told = told
         self._socket.send(message, on_sent=on_sent)
 
     def tell_credits(self) -> None:
-        """Tell prefilld about room that came free, if it was not told yet."""
+        """Tell prefilld about room that came free, or is gone, if it was not told yet."""
         if not self.is_open:
             return
         told, now = self._told, self._credits()
         if told is None or (
-            now.free_blocks > told.free_blocks or now.free_sequences > told.free_sequences
+            now.free_blocks > told.free_blocks
+            or now.free_sequences > told.free_sequences
+            # Answers grow: a word that is far too good by now would be taken at it.
+            or 2 * now.free_blocks < told.free_blocks
         ):
             self.send(wire.CreditUpdate(credits=now))
 
@@ -287,8 +294,7 @@ class LinkSession:
         )
 
     def _credits(self) -> wire.Credits:
-        self._told = self._handler.credits(self)
-        return self._told
+        return self._handler.credits(self)
 
     def _now_s(self) -> float:
         return self._service.clock.monotonic_ns() / NS_PER_S

@@ -65,7 +65,18 @@ class DecodeMetrics:
         )
         self.preemptions = metrics.counter(
             "kvpair_preemptions_total",
-            "Sequences moved out of the pool for the sake of others.",
+            "Sequences that left the batch to make room, for host memory or for good.",
+        )
+        self.swapped_bytes = metrics.counter(
+            "kvpair_swapped_bytes_total",
+            "Bytes of such sequences copied to host memory (`out`) and back (`in`).",
+            ["direction"],
+        )
+        self.swap_seconds = metrics.histogram(
+            "kvpair_swap_seconds", "Single copies of their blocks, by direction.", ["direction"]
+        )
+        self.swapped_seconds = metrics.histogram(
+            "kvpair_swapped_out_seconds", "From a preemption until the sequence is back."
         )
         self.peer_restarts = metrics.counter(
             "kvpair_peer_restarts_total", "Links from a prefilld that was another process before."
@@ -98,6 +109,12 @@ class DecodeMetrics:
         """Count what was copied in one go."""
         self.pulled_bytes.inc(num_bytes)
         self.pull_rate.observe(num_bytes / max(duration_ns, 1) * NS_PER_S)
+
+    def swapped(self, *, num_bytes: int, duration_ns: int, is_out: bool) -> None:
+        """Count a copy to host memory or back."""
+        direction = "out" if is_out else "in"
+        self.swapped_bytes.labels(direction).inc(num_bytes)
+        self.swap_seconds.labels(direction).observe(duration_ns / NS_PER_S)
 
     def stepped(
         self, *, num_sequences: int, num_second: int, step_s: float | None, since_ns: int

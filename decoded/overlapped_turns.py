@@ -20,7 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decoded.turns import CopyDone, CopyJob, TurnResult
+from decoded.early_launch import EarlyLaunch
+from decoded.turns import CopyDone, CopyJob, SwapJob, TurnResult, ends_of
 from shared.clock import NS_PER_S
 
 if TYPE_CHECKING:
@@ -29,19 +30,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.engine.block_puller import BlockPuller, PreparedCopy
-    from shared.engine.decoding import DecodeStep, PreparedStep, PreparingDecoder
+    from shared.engine.decoding import DecodeStep, PreparingDecoder
 
 POLL_S = 20e-6
 """Pause between two looks: short against a step; the interpreter is free meanwhile."""
 
-REHEARSAL_NS = 100_000
-"""Between two rehearsals.  After 20 ms without work a first step takes 0.7 ms more than a later one
-(half of it is the host's), after 50 us 0.3 ms (one H200)."""
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArenaPath:
+    """How blocks get to the arena and back."""
+
+    pool: Tensor
+    """The own pool's memory."""
+    arena: Tensor
+    """The arena's, of the same shape but for the number of blocks."""
+    out: BlockPuller
+    """Copies into the arena, out of the own pool or the peer's."""
+    back: BlockPuller
+    """Copies into the own pool."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Copy:
-    job: CopyJob
+    job: CopyJob | SwapJob
     deadline_ns: int
     """Until when the blocks must be written."""
     prepared: PreparedCopy
@@ -49,8 +60,8 @@ class _Copy:
     """When it was launched; 0 before."""
     done_ns: int = 0
     """When it was seen complete; 0 before."""
-    first_step: PreparedStep | None = None
-    """To be launched behind it."""
+    early: EarlyLaunch | None = None
+    """What is to be launched behind it."""
 
 
 class OverlappedTurns:
@@ -60,29 +71,34 @@ class OverlappedTurns:
         decoder: What computes steps.
         puller: What copies blocks.
         event_timeout_s: How long blocks may be announced and not written.
+        arena_path: The way to the arena; None where there is none: then nothing is copied to it.
     """
 
     copies_beside_steps = True
 
     def __init__(
-        self, decoder: PreparingDecoder, puller: BlockPuller, *, event_timeout_s: float
+        self,
+        decoder: PreparingDecoder,
+        puller: BlockPuller,
+        *,
+        event_timeout_s: float,
+        arena_path: ArenaPath | None = None,
     ) -> None:
-        self._decoder, self._puller = decoder, puller
+        self._decoder, self._puller, self._arena_path = decoder, puller, arena_path
         self._event_timeout_ns = int(event_timeout_s * NS_PER_S)
-        self._submitted: deque[CopyJob] = deque()
+        self._submitted: deque[CopyJob | SwapJob] = deque()
         """Handed over from the event loop's thread."""
         self._copies: list[_Copy] = []
         self._is_interrupted = False
         self._launched_ns: deque[int] = deque()
         self._last_done_ns = 0
-        self._rehearsed_ns = 0
 
     @property
     def depth(self) -> int:
         """See `Turns.depth`."""
         return self._decoder.depth
 
-    def submit(self, job: CopyJob) -> None:
+    def submit(self, job: CopyJob | SwapJob) -> None:
         """See `Turns.submit`."""
         self._submitted.append(job)
 
@@ -147,20 +163,27 @@ class OverlappedTurns:
         self._copies = left
         return over
 
-    def _prepared(self, job: CopyJob, now_ns: int) -> _Copy:
+    def _prepared(self, job: CopyJob | SwapJob, now_ns: int) -> _Copy:
         """Make a copy ready, and the step behind it, if no other is launched or made ready."""
-        blocks = job.copy
+        copy = _Copy(
+            job=job, deadline_ns=now_ns + self._event_timeout_ns, prepared=self._prepare(job)
+        )
         is_alone = not self._decoder.num_in_flight and not any(
-            copy.first_step for copy in self._copies
+            other.early for other in self._copies
         )
-        return _Copy(
-            job=job,
-            deadline_ns=now_ns + self._event_timeout_ns,
-            prepared=self._puller.prepare(job.session.peer_pool.kv, blocks.sources, blocks.targets),
-            first_step=self._decoder.prepare(blocks.early.step())
-            if blocks.early is not None and is_alone
-            else None,
-        )
+        if isinstance(job, CopyJob) and job.copy.early is not None and is_alone:
+            copy.early = EarlyLaunch(job.copy.early, job, self._decoder)
+        return copy
+
+    def _prepare(self, job: CopyJob | SwapJob) -> PreparedCopy:
+        path = self._arena_path
+        if isinstance(job, CopyJob) and not job.copy.is_to_arena:
+            blocks = job.copy
+            return self._puller.prepare(job.session.peer_pool.kv, blocks.sources, blocks.targets)
+        assert path is not None, "places in the arena are taken where there is one"
+        is_back = isinstance(job, SwapJob) and not job.swap.is_out
+        source, _, sources, targets = ends_of(job, path.pool, path.arena)
+        return (path.back if is_back else path.out).prepare(source, sources, targets)
 
     def _look_after(self, copy: _Copy, now_ns: int) -> CopyDone | None:
         """Bring a copy forward; return what became of it once it is over."""
@@ -169,18 +192,16 @@ class OverlappedTurns:
         if not copy.start_ns:
             if self._is_hopeless(copy, now_ns):
                 return CopyDone(job=copy.job, is_complete=False, start_ns=now_ns, done_ns=now_ns)
-            self._keep_warm(copy, now_ns)
+            if copy.early is not None:
+                copy.early.keep_warm(now_ns)
             return None
         if not copy.done_ns and copy.prepared.is_done():
             copy.done_ns = time.monotonic_ns()
-        if not copy.done_ns:
+        if not copy.done_ns or self._waits_for_token(copy, now_ns):
             return None
-        has_begun_step = False
-        if copy.first_step is not None:
-            token_id = copy.job.session.peer_pool.first_token(copy.job.copy)
-            if token_id is None and not self._is_waited_for(copy, now_ns):
-                return None
-            has_begun_step = token_id is not None and self._try_step(copy, token_id)
+        has_begun_step = copy.early is not None and copy.early.try_launch()
+        if has_begun_step:
+            self._launched_ns.append(time.monotonic_ns())
         return CopyDone(
             job=copy.job,
             is_complete=True,
@@ -189,40 +210,25 @@ class OverlappedTurns:
             has_begun_step=has_begun_step,
         )
 
-    def _is_waited_for(self, copy: _Copy, now_ns: int) -> bool:
-        """Whether a copy is to be reported although its first token is not told."""
-        has_other_work = self._decoder.num_in_flight > 0 or self._is_interrupted
-        return has_other_work or self._is_hopeless(copy, now_ns)
-
-    def _try_step(self, copy: _Copy, token_id: int) -> bool:
-        """Launch the step behind a copy; False where it cannot be, or must not."""
-        job = copy.job
-        assert copy.first_step is not None
-        assert job.copy.early is not None
-        if not job.session.peer_pool.is_valid(job.copy) or not copy.first_step.launch(token_id):
+    def _waits_for_token(self, copy: _Copy, now_ns: int) -> bool:
+        """Whether a complete copy is not reported yet, for the step behind it may still begin."""
+        if copy.early is None or copy.early.token_id is not None:
             return False
-        job.copy.early.token_id = token_id
-        self._launched_ns.append(time.monotonic_ns())
-        return True
-
-    def _keep_warm(self, copy: _Copy, now_ns: int) -> None:
-        """Rehearse, now and then, what is to be launched soon."""
-        is_due = now_ns - self._rehearsed_ns >= REHEARSAL_NS
-        # Not where it would take the GPU from the very prompt that is waited for.
-        is_free = not copy.job.session.peer_pool.is_on_same_device
-        if copy.first_step is not None and is_due and is_free and not self._decoder.num_in_flight:
-            self._rehearsed_ns = now_ns
-            copy.first_step.rehearse()
+        has_other_work = self._decoder.num_in_flight > 0 or self._is_interrupted
+        return not has_other_work and not self._is_hopeless(copy, now_ns)
 
     def _try_start(self, copy: _Copy, now_ns: int) -> None:
-        blocks, pool = copy.job.copy, copy.job.session.peer_pool
-        if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
-            return
+        if isinstance(copy.job, CopyJob):
+            blocks, pool = copy.job.copy, copy.job.session.peer_pool
+            if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
+                return
         copy.start_ns = now_ns
         copy.prepared.start(is_busy=self._decoder.num_in_flight > 0)
 
     def _is_hopeless(self, copy: _Copy, now_ns: int) -> bool:
         """Whether a copy will never start: its writer is gone or stuck, or took the blocks back."""
+        if isinstance(copy.job, SwapJob):
+            return False  # it starts at once
         session = copy.job.session
         is_revoked = not session.peer_pool.is_valid(copy.job.copy)
         return is_revoked or session.is_lost or now_ns >= copy.deadline_ns

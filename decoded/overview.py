@@ -36,6 +36,7 @@ class Overview:
         desk: The links.
         allocator: decoded's own pool.
         layout: That pool's.
+        arena: Host memory for sequences that make room; None where there is none.
         clock: Ages are told by it.
     """
 
@@ -47,10 +48,12 @@ class Overview:
         desk: AdoptionDesk,
         allocator: BlockAllocator,
         layout: KVLayout,
+        arena: BlockAllocator | None,
         clock: Clock,
     ) -> None:
         self._scheduler, self._book, self._desk = scheduler, book, desk
         self._allocator, self._layout, self._clock = allocator, layout, clock
+        self._arena = arena
 
     def queues(self) -> dict[str, Queue]:
         """Return where sequences are; `unsent` are clients that do not take what waits for them."""
@@ -58,12 +61,15 @@ class Overview:
         pulling: list[float] = []
         running: list[float] = []
         for sequence in self._book.living:
-            group = running if sequence.blocks else pulling
-            group.append(sequence.times.adopted_ns / NS_PER_S)
+            if not sequence.preempted_ns:
+                group = running if sequence.has_started else pulling
+                group.append(sequence.adopted_ns / NS_PER_S)
+        swapped = [sequence.preempted_ns / NS_PER_S for sequence in self._preempted]
         unsent = [since_s for since_s in self._book.unsent_since_s if since_s is not None]
         return {
             "pulling": Queue.since(pulling, now_s),
             "running": Queue.since(running, now_s),
+            "swapped": Queue.since(swapped, now_s),
             "unsent": Queue.since(unsent, now_s),
         }
 
@@ -76,8 +82,10 @@ class Overview:
             "sequences": {
                 "running": self._scheduler.num_running,
                 "waiting": self._scheduler.num_reserved,
-                "swapped": 0,
+                "swapped": len(self._scheduler.swapped),
             },
+            "swap": self._swap_status(),
+            "slots": self._slots_status(),
             "link": self._link_status(),
             "requests": progress_of(self._book.living, self._row),
         }
@@ -86,7 +94,7 @@ class Overview:
         """Return how many slots the blocks of sequences have, and how many hold a token."""
         holding = [sequence for sequence in self._book.living if sequence.blocks]
         return Slots(
-            reserved=sum(len(sequence.blocks) for sequence in holding) * self._layout.block_size,
+            reserved=sum(sequence.num_slots for sequence in holding),
             used=sum(sequence.num_tokens + len(sequence.new_ids) for sequence in holding),
         )
 
@@ -94,8 +102,37 @@ class Overview:
         """Declare everything above as gauges."""
         declare_pool_gauges(metrics, self._allocator, block_bytes=self._layout.block_bytes)
         declare_slot_gauges(metrics, self.slots)
+        metrics.gauges_from(
+            "kvpair_swap_arena_blocks",
+            "Blocks of host memory for sequences that make room.",
+            "state",
+            lambda: {"used": self._num_arena_used, "free": self._num_arena - self._num_arena_used},
+        )
         declare_queue_gauges(metrics, self.queues)
         declare_link_gauges(metrics, self._link_status)
+
+    @property
+    def _preempted(self) -> list[Sequence]:
+        return [sequence for sequence in self._book.living if sequence.preempted_ns]
+
+    @property
+    def _num_arena(self) -> int:
+        return 0 if self._arena is None else self._arena.num_blocks - 1
+
+    @property
+    def _num_arena_used(self) -> int:
+        return 0 if self._arena is None else self._num_arena - self._arena.num_free
+
+    def _swap_status(self) -> dict[str, object]:
+        return {
+            "blocks": self._num_arena,
+            "used": self._num_arena_used,
+            "oldest_s": round(self.queues()["swapped"].oldest_s, 3),
+        }
+
+    def _slots_status(self) -> dict[str, object]:
+        slots = self.slots()
+        return {"reserved": slots.reserved, "unused": slots.reserved - slots.used}
 
     @property
     def _living_session(self) -> LinkSession | None:
@@ -109,7 +146,7 @@ class Overview:
     def _row(self, sequence: Sequence) -> dict[str, object]:
         return {
             "id": sequence.state.id,
-            "state": "running" if sequence.blocks else "pulling",
+            "state": _state_of(sequence),
             "tokens": sequence.completion_tokens,
             "of": sequence.state.max_tokens,
             "age_s": round(self._now_s() - sequence.state.arrived_ns / NS_PER_S, 3),
@@ -117,3 +154,9 @@ class Overview:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / NS_PER_S
+
+
+def _state_of(sequence: Sequence) -> str:
+    if sequence.preempted_ns:
+        return "swapped"
+    return "running" if sequence.has_started else "pulling"

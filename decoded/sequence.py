@@ -44,6 +44,8 @@ class Sequence:
     sampling: SamplingParams
     times: HandoffTimes
     lease_id: int
+    block_size: int
+    """Tokens in a block."""
     slot: int = 0
     generation: int = 0
     """Of the lease: as long as the slot holds it, what is read in place is the prompt."""
@@ -51,11 +53,24 @@ class Sequence:
     """What sampling depends on beside the logits, where it does."""
     held_logprobs: deque[TokenLogprob] = field(default_factory=deque)
     """Of the ids that have not left to the client, where the request asked."""
+    in_place: list[int] = field(default_factory=list)
+    """Blocks of the peer's pool that hold its beginning and are read where they are."""
     blocks: list[int] = field(default_factory=list)
-    """Of decoded's own pool, prompt first; empty until they are pulled."""
+    """Of decoded's own pool, what follows those; empty until they are pulled, and while it is
+    swapped out."""
     block_table: list[int] = field(default_factory=list)
-    """What it reads and writes, in order: blocks of the peer's pool that are read in place, as
-    `~block`, then `blocks`.  Replaced, never changed: engines tell tables apart by identity."""
+    """What it reads and writes, in order: `~block` for each of `in_place`, then `blocks`.
+    Replaced, never changed: engines tell tables apart by identity."""
+    num_slots: int = 0
+    """Tokens that the table has places for."""
+    has_started: bool = False
+    """It was in the batch: its blocks are the scheduler's business, and no lease's."""
+    has_ended: bool = False
+    """Its client was told the end; a step in flight may still read and write its blocks."""
+    is_moving: bool = False
+    """What is read in place is being copied to blocks of our own pool."""
+    preempted_ns: int = 0
+    """When it had to make room for others; 0 where it has not, or is back."""
     new_ids: list[int] = field(default_factory=list)
     """Sampled here, beside what `state.ids` brought."""
     early: EarlyStep | None = None
@@ -72,6 +87,7 @@ class Sequence:
         *,
         stream: ClientStream,
         token_bytes: Callable[[int], bytes],
+        block_size: int,
         adopted_ns: int,
     ) -> tuple[Sequence, Piece]:
         """Build the sequence that a HANDOFF describes, and what its client may be sent at once."""
@@ -96,6 +112,7 @@ class Sequence:
             sampling=sampling,
             times=times,
             lease_id=handoff.lease,
+            block_size=block_size,
             slot=handoff.slot,
             generation=handoff.generation,
             history=TokenHistory.needed_for(
@@ -114,9 +131,24 @@ class Sequence:
         return len(self.state.ids) + len(self.new_ids)
 
     @property
+    def adopted_ns(self) -> int:
+        """When it was adopted: who is older goes first."""
+        return self.times.adopted_ns
+
+    @property
     def wants_step(self) -> bool:
         """Whether the answer may have tokens beyond those that steps in flight will bring."""
         return self.completion_tokens + self.num_in_flight < self.state.max_tokens
+
+    @property
+    def next_position(self) -> int:
+        """Where the token of the next step will be: behind all that is computed by then."""
+        return self.num_tokens + len(self.new_ids) + self.num_in_flight
+
+    @property
+    def lacks_slot(self) -> bool:
+        """Whether the token of the next step has no place in the blocks."""
+        return self.next_position >= self.num_slots
 
     def next_step(self) -> DecodeStep:
         """Return the step that computes the last sampled token and samples the next one."""
@@ -124,7 +156,7 @@ class Sequence:
         return DecodeStep(
             key=self.early or self,
             token_id=None if self.num_in_flight else last_id,
-            position=self.num_tokens + len(self.new_ids) + self.num_in_flight,
+            position=self.next_position,
             block_table=self.block_table,
             sampling=self.sampling,
             history=self.history,
@@ -132,8 +164,15 @@ class Sequence:
 
     def settle(self, blocks: list[int], in_place: list[int]) -> None:
         """Take our own blocks, behind those of the peer's pool that are read in place."""
-        self.blocks = blocks
+        self.blocks, self.in_place = blocks, in_place
         self.block_table = [*(~block for block in in_place), *blocks]
+        self.num_slots = len(self.block_table) * self.block_size
+
+    def extend(self, block: int) -> None:
+        """Have one more block of our own behind all others."""
+        self.blocks = [*self.blocks, block]
+        self.block_table = [*self.block_table, block]
+        self.num_slots += self.block_size
 
     def go_on_from(self, early: EarlyStep) -> None:
         """Begin with a step that was launched before; the blocks are settled."""
@@ -144,6 +183,16 @@ class Sequence:
     def move_in(self, blocks: list[int]) -> None:
         """Read from now on from blocks of our own what was read in place."""
         self.settle([*blocks, *self.blocks], [])
+
+    def vacate(self) -> list[int]:
+        """Have no blocks of our own any more; return those that there were."""
+        blocks = self.blocks
+        self.settle([], self.in_place)
+        return blocks
+
+    def move_back(self, blocks: list[int]) -> None:
+        """Have these blocks of our own from now on."""
+        self.settle(blocks, self.in_place)
 
     def push(self, token_id: int) -> Piece:
         """Take the token that a step sampled."""

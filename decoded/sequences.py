@@ -124,5 +124,6 @@ class SequenceBook:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._living[sequence]
-        if sequence.blocks:  # else they are still its lease's
+        sequence.has_ended = True
+        if sequence.has_started:  # else its blocks are still its lease's
             self._scheduler.finish(sequence)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from decoded.lease_effects import BlockCopy
     from decoded.link import LinkSession
+    from decoded.sequence import Sequence as Adopted
+    from decoded.swap_book import BlockSwap
     from shared.engine.decoding import Decoder, DecodeStep
 
 
@@ -36,10 +38,17 @@ class CopyJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SwapJob:
+    """Blocks of one sequence to copy to the arena or back; they are written, and stay ours."""
+
+    swap: BlockSwap[Adopted]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CopyDone:
     """A copy that is not running any more; times are CLOCK_MONOTONIC in ns."""
 
-    job: CopyJob
+    job: CopyJob | SwapJob
     is_complete: bool
     """False where it never ran: what it waited for will not come."""
     start_ns: int
@@ -72,7 +81,7 @@ class Turns(Protocol):
     def copies_beside_steps(self) -> bool:
         """Whether `submit` may be called during a turn, whatever the size of the copy."""
 
-    def submit(self, job: CopyJob) -> None:
+    def submit(self, job: CopyJob | SwapJob) -> None:
         """Have blocks copied; `take` reports it."""
 
     def set_peer(self, kv: Tensor | None) -> None:
@@ -102,20 +111,22 @@ class EagerTurns:
     Args:
         decoder: What computes steps.
         target: The own pool's tensor.
+        arena: The arena's, of the same shape but for the number of blocks; None where there is
+            none, and then nothing is copied to it.
     """
 
     copies_beside_steps = False
 
-    def __init__(self, decoder: Decoder, target: Tensor) -> None:
-        self._decoder, self._target = decoder, target
-        self._jobs: deque[CopyJob] = deque()
+    def __init__(self, decoder: Decoder, target: Tensor, arena: Tensor | None = None) -> None:
+        self._decoder, self._target, self._arena = decoder, target, arena
+        self._jobs: deque[CopyJob | SwapJob] = deque()
 
     @property
     def depth(self) -> int:
         """See `Turns.depth`."""
         return self._decoder.depth
 
-    def submit(self, job: CopyJob) -> None:
+    def submit(self, job: CopyJob | SwapJob) -> None:
         """See `Turns.submit`."""
         self._jobs.append(job)
 
@@ -141,7 +152,33 @@ class EagerTurns:
             step_seconds=None if token_ids is None else (done_ns - began_ns) / 1e9,
         )
 
-    def _copy(self, job: CopyJob) -> CopyDone:
+    def _copy(self, job: CopyJob | SwapJob) -> CopyDone:
         start_ns = time.monotonic_ns()
-        copy_blocks(job.session.peer_pool.kv, self._target, job.copy.sources, job.copy.targets)
+        copy_blocks(*ends_of(job, self._target, self._arena))
         return CopyDone(job=job, is_complete=True, start_ns=start_ns, done_ns=time.monotonic_ns())
+
+
+def ends_of(
+    job: CopyJob | SwapJob, pool: Tensor, arena: Tensor | None
+) -> tuple[Tensor, Tensor, Sequence[int], Sequence[int]]:
+    """Return source and target of a copy, and the blocks in each.
+
+    Args:
+        job: What is to be copied.
+        pool: The own pool's tensor.
+        arena: The arena's.
+    """
+
+    def own(*, is_arena: bool) -> Tensor:
+        if not is_arena:
+            return pool
+        assert arena is not None, "places in the arena are taken where there is one"
+        return arena
+
+    if isinstance(job, SwapJob):
+        swap = job.swap
+        source, target = own(is_arena=not swap.is_out), own(is_arena=swap.is_out)
+        return source, target, swap.sources, swap.targets
+    copy = job.copy
+    target = own(is_arena=copy.is_to_arena)
+    return job.session.peer_pool.kv, target, copy.sources, copy.targets

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from prefilld.handoff_messages import largest_handoff_bytes
-from prefilld.request import Prompt, room_blocks
+from prefilld.request import Prompt
 from protocol.errors import RequestError
 from protocol.limits import (
     MAX_LINK_BODY_BYTES,
@@ -130,6 +130,7 @@ class Admission:
             prompt_set=self._prompt_set(message, ids),
             num_blocks=self._layout.num_blocks_for(len(ids) + len(resumed_ids)),
             block_hashes=self._block_hashes([*ids, *resumed_ids]),
+            start_blocks=self._layout.num_blocks_for(len(ids) + len(resumed_ids) + 1),
             total_blocks=self._layout.num_blocks_for(len(ids) + max_tokens),
         )
         self._check_fit(prompt, bounds)
@@ -272,13 +273,11 @@ class Admission:
         return block_hashes(token_ids, block_size=block_size, root=self._hash_root)
 
     def _check_fit(self, prompt: Prompt, bounds: Bounds) -> None:
+        num_in_place = prompt.num_in_place(self._layout.block_size, is_direct=bounds.is_direct)
+        whole_blocks = prompt.total_blocks - num_in_place  # alone in its pool, it must fit
         for blocks, room, whose in (
             (prompt.num_blocks, bounds.prefill_blocks, "prefilld's pool ([pool] num_blocks)"),
-            (
-                room_blocks(prompt, self._layout.block_size, is_direct=bounds.is_direct),
-                bounds.decode_blocks,
-                "decoded's pool ([decoded] num_blocks)",
-            ),
+            (whole_blocks, bounds.decode_blocks, "decoded's pool ([decoded] num_blocks)"),
         ):
             if blocks > room:
                 raise RequestError(

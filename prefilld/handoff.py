@@ -24,7 +24,7 @@ from prefilld.credits import CreditAccount
 from prefilld.handoff_listeners import LinkSender, RequestOwner
 from prefilld.handoff_messages import chunk_message, first_step, handoff_message
 from prefilld.lending import LINK_LOST, Lending
-from prefilld.request import Request, RequestState, room_blocks
+from prefilld.request import Request, RequestState
 from protocol import messages as wire
 from shared.clock import NS_PER_S
 
@@ -228,7 +228,10 @@ class HandoffDesk:
                 is_room_owed = True
 
     def _room_for(self, request: Request) -> int:
-        return room_blocks(request.prompt, self._block_size, is_direct=self._is_direct)
+        prompt = request.prompt
+        return prompt.start_blocks - prompt.num_in_place(
+            self._block_size, is_direct=self._is_direct
+        )
 
     def _hand_over(self, request: Request, link: LinkSender) -> None:
         if request.is_reserved:

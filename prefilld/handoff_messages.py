@@ -62,7 +62,7 @@ def chunk_message(
         generation=lease.generation,
         first=request.chunked_blocks,
         blocks=list(request.blocks[request.chunked_blocks : num_complete]),
-        total_blocks=request.prompt.total_blocks,
+        total_blocks=request.prompt.start_blocks,
         event=event,
         first_step=first_step,
     )
@@ -79,7 +79,7 @@ def handoff_message(
         generation=lease.generation,
         blocks=list(request.blocks),
         num_tokens=request.num_tokens,
-        total_blocks=request.prompt.total_blocks,
+        total_blocks=request.prompt.start_blocks,
         request=_state_of(request),
         residue=residue,
         sent_ns=request.sent_ns,

@@ -56,17 +56,16 @@ class Prompt:
     """Of prefilld's pool, for `ids` and `resumed_ids`."""
     block_hashes: tuple[bytes, ...] = ()
     """Of the whole blocks of `ids` and `resumed_ids`; none where the prefix cache is off."""
+    start_blocks: int
+    """Of decoded's pool, for all that is computed here and the next token: it takes others one by
+    one as the answer grows."""
     total_blocks: int
     """Of decoded's pool, for the prompt and the longest answer."""
 
-
-def room_blocks(prompt: Prompt, block_size: int, *, is_direct: bool) -> int:
-    """Return for how many blocks of a request decoded must have room.
-
-    With direct access whole blocks of the prompt stay where they are.
-    """
-    num_tokens = len(prompt.ids) + len(prompt.resumed_ids)
-    return prompt.total_blocks - (num_tokens // block_size if is_direct else 0)
+    def num_in_place(self, block_size: int, *, is_direct: bool) -> int:
+        """Return how many of these decoded needs no block for: it reads them where they are."""
+        num_tokens = len(self.ids) + len(self.resumed_ids)
+        return num_tokens // block_size if is_direct else 0
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -206,8 +206,8 @@ class Serving:
         """Put a request back that decoded did not take, unless its client has to know."""
         self._desk.ready(request)
         if code not in REQUEUED_CODES:
-            error = RequestError("internal", f"decoded refused it: {message}")
-            self.cancel(request.client, error)
+            told = code if code == "too-large" else "internal"  # a smaller decoded was started
+            self.cancel(request.client, RequestError(told, f"decoded refused it: {message}"))
 
     def expire(self, now_s: float) -> None:
         """End what has waited for too long."""

@@ -46,6 +46,7 @@ CODES: dict[str, str] = {
     "busy": "every queue is full; come back after `retry_after_ms`",
     "draining": "the daemon is shutting down; its successor will answer",
     "prefill-lost": "prefilld died before decoded had the prompt's blocks",
+    "preempted": "decoded's pool is full, and others were there first; ask for the rest",
     "model-changed": "the resumed answer was begun by another model",
     "poisoned": "decoded died under this request too often",
     "timeout": "the request waited longer than its deadline",

@@ -161,7 +161,8 @@ class Chunk(LeaseMessage, tag="chunk", frozen=True, kw_only=True):
     """Index in the prompt's block table of the first block named here."""
     blocks: BlockIds
     total_blocks: Count
-    """Blocks for which decoded must have room: prompt and answer."""
+    """Blocks for which decoded must have room: the prompt's, and one for the next token where they
+    are full.  For what the answer needs beyond it takes others by itself, one at a time."""
     event: Slot | None = None
     """Slot in the event ring; None where the blocks are written already."""
     first_step: FirstStep | None = None

@@ -3,7 +3,8 @@
 What a failure calls for, as decided here and nowhere else:
 
     the stream ended early, or ERROR said that a     send the request again with `resume`: the
-    daemon went away under it (`LOSS_CODES`)         tokens that are here are not sent again
+    daemon went away under it, or had to let go of   tokens that are here are not sent again
+    it for the sake of others (`LOSS_CODES`)
     the daemon is not back yet, is behind, full or   ask again until the deadline; nothing was
     draining (only once something was lost)          begun, so it is no attempt
     anything else                                    the caller's to know
@@ -42,14 +43,22 @@ DEFAULT_MAX_ATTEMPTS = 3
 DEFAULT_RECONNECT_TIMEOUT_S = 60.0
 """A daemon that is started again listens before it has loaded its model, seconds after it died."""
 
+DEFAULT_MAX_PREEMPTIONS = 16
+"""How often an answer goes on that had to make room for others.  That is no fault of anybody's, and
+each time it gets further; but a daemon that is so full for so long serves nobody by more tries."""
+
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
 """Pause before the next try: doubles from the first to the longest, times a random 0.5 to 1.5.
 
 All clients of a daemon lose it at the same moment; without chance they would come back as one."""
 
-LOSS_CODES = frozenset({"prefill-lost", "draining", "internal"})
-"""ERRORs behind ACCEPTED that tell of a daemon's end and, where `retryable`, not of the request."""
+PREEMPTED = "preempted"
+"""The ERROR of an answer that had to make room for others."""
+
+LOSS_CODES = frozenset({"prefill-lost", "draining", "internal", PREEMPTED})
+"""ERRORs behind ACCEPTED that tell of a daemon's end or want of room and, where `retryable`, not of
+the request."""
 
 LATER_CODES = frozenset({"busy", "draining"})
 """ERRORs before ACCEPTED that say: not now."""
@@ -69,11 +78,16 @@ class Loss:
     """An answer broke off, and is about to be resumed."""
 
     attempt: int
-    """Which resumption of this answer it leads to, counted from 1."""
+    """Which resumption of this answer it leads to, counted from 1; preemptions count apart."""
     max_attempts: int
     num_tokens: int
     """Tokens that this stream has delivered."""
     error: ProtocolError | RequestError
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether it had to make room for others, and no daemon went away."""
+        return _is_preempted(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +95,14 @@ class ResumePolicy:
     """How much a client puts up with.
 
     Args:
-        max_attempts: How often an answer that broke off is resumed; 0 raises the loss at once.
+        max_attempts: How often an answer that broke off is resumed; 0 raises every loss at once.
+        max_preemptions: How often beside that it is resumed where it had to make room for others.
         reconnect_timeout_s: How long after a loss to look for a daemon that takes the request.
         on_loss: Told of each loss before the answer is resumed.
     """
 
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    max_preemptions: int = DEFAULT_MAX_PREEMPTIONS
     reconnect_timeout_s: float = DEFAULT_RECONNECT_TIMEOUT_S
     on_loss: Callable[[Loss], None] | None = None
 
@@ -115,7 +131,7 @@ class Resumption:
         self._exchange = Exchange(request)
         self._accepted: Accepted | None = None
         """The first ACCEPTED; the ones of later connections must say the same."""
-        self._num_attempts = 0
+        self._num_attempts = self._num_preemptions = 0
         self._next_pause_s = FIRST_PAUSE_S
         self.is_cancelled = False
         """Set where the caller wants no more of the answer: nothing is mended any more."""
@@ -218,24 +234,39 @@ class Resumption:
         elif self._request.resume is not None:  # it was not even accepted again
             resume = next_attempt(self._request.resume, self._request.resume.ids)
             self._request = msgspec.structs.replace(self._request, resume=resume)
-        if self._num_attempts >= self._policy.max_attempts:
-            raise self._final(error)
-        self._num_attempts += 1
+        attempt, max_attempts = self._count(error)
         self._next_pause_s = FIRST_PAUSE_S
         if self._give_up_s is None:
             self._give_up_s = now_s + self._policy.reconnect_timeout_s
         if self._policy.on_loss is not None:
             self._policy.on_loss(
                 Loss(
-                    attempt=self._num_attempts,
-                    max_attempts=self._policy.max_attempts,
+                    attempt=attempt,
+                    max_attempts=max_attempts,
                     num_tokens=self.num_tokens,
                     error=error,
                 )
             )
+
+    def _count(self, error: ProtocolError | RequestError) -> tuple[int, int]:
+        """Return which attempt a loss leads to, of how many, or raise what is one too many."""
+        policy = self._policy
+        if _is_preempted(error) and policy.max_attempts:
+            if self._num_preemptions >= policy.max_preemptions:
+                raise self._final(error)
+            self._num_preemptions += 1
+            return self._num_preemptions, policy.max_preemptions
+        if self._num_attempts >= policy.max_attempts:
+            raise self._final(error)
+        self._num_attempts += 1
+        return self._num_attempts, policy.max_attempts
 
     def _final(self, error: ProtocolError | RequestError) -> ProtocolError | RequestError:
         """Return a loss that tells of every connection's tokens, and not of the last one's only."""
         if not isinstance(error, ConnectionLostError) or self._num_attempts == 0:
             return error
         return self.lost(f"it was resumed {self._num_attempts} times")
+
+
+def _is_preempted(error: ProtocolError | RequestError) -> bool:
+    return isinstance(error, RequestError) and error.code == PREEMPTED

@@ -24,8 +24,9 @@ def telling_policy() -> ResumePolicy:
 def _tell(loss: Loss) -> None:
     if sys.stdout.isatty() and sys.stderr.isatty():
         click.echo(err=True)  # the line that the answer has begun is on the same screen
+    what = "the answer made room for others" if loss.is_preempted else "a daemon went away"
     click.echo(
-        f"kvpair: a daemon went away after {loss.num_tokens} tokens; resuming "
+        f"kvpair: {what} after {loss.num_tokens} tokens; resuming "
         f"(attempt {loss.attempt} of {loss.max_attempts})",
         err=True,
     )

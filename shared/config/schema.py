@@ -120,8 +120,11 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     """Of decoded's own pool, into which blocks are pulled; on a CPU its memory is taken as it is
     written.  0: as for prefilld's."""
     max_batch: Annotated[int, Meta(ge=0, le=4096)] = 0
-    """Sequences a step.  0: 32 on a CPU, whose pool holds about 25 of the default length; 128 on a
-    GPU."""
+    """Sequences a step.  0: 32 on a CPU, 128 on a GPU."""
+    swap_gib: Annotated[float, Meta(ge=0.0, le=65_536.0)] = 4.0
+    """Host memory, in GiB, for answers that make room for older ones when the pool is full; never
+    more blocks than the pool has.  On a GPU it is taken at the start, on a CPU as it is written.
+    0: such answers break off, and clients ask for the rest."""
     threads: Threads = 0
     """Compute threads, as for prefilld."""
     metrics: Text | None = None
@@ -145,7 +148,7 @@ class LimitsConfig(Section, frozen=True, kw_only=True):
     request_timeout_s: PositiveSeconds = 300.0
     """How long a request may wait for its first token before it is told `timeout`."""
     max_tokens_default: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] = 512
-    """Length of answers whose request names none.  decoded reserves room for all of it."""
+    """Length of answers whose request names none."""
 
 
 class LinkConfig(Section, frozen=True, kw_only=True):

@@ -52,13 +52,14 @@ class DeviceStream:
 
     Args:
         device: Where its work runs.
+        is_urgent: Whether it goes before what else runs there: steps do, copies do not.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_urgent: bool = True) -> None:
         self.device = device
-        # A high priority: beside it runs nothing but copies.
         is_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device, priority=-1) if is_cuda else None
+        priority = -1 if is_urgent else 0
+        self._stream = torch.cuda.Stream(device, priority=priority) if is_cuda else None
         self._pool = torch.cuda.graph_pool_handle() if is_cuda else None
 
     @property

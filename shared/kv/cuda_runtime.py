@@ -64,6 +64,12 @@ class CudaRuntime(Protocol):
     def free(self, address: int) -> None:
         """Give `allocate`'s memory back."""
 
+    def pin(self, address: int, num_bytes: int) -> None:
+        """Pin host memory, so that the GPU copies to it and from it without the host's help."""
+
+    def unpin(self, address: int) -> None:
+        """Undo one `pin`."""
+
     def export_memory(self, address: int) -> bytes:
         """Return the handle of the whole allocation around an address."""
 
@@ -156,6 +162,14 @@ class CupyRuntime:
     def free(self, address: int) -> None:
         """See `CudaRuntime`."""
         self._call(self._runtime.free, address)
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        """See `CudaRuntime`."""
+        self._call(self._runtime.hostRegister, address, num_bytes, 0)
+
+    def unpin(self, address: int) -> None:
+        """See `CudaRuntime`."""
+        self._call(self._runtime.hostUnregister, address)
 
     def export_memory(self, address: int) -> bytes:
         """See `CudaRuntime`."""

@@ -2,8 +2,10 @@
 
     python -m tests.benchmarks.kv_waste
 
-A sequence has blocks for prompt and whole answer from its adoption on, so what is not generated yet
-is reserved and unused; half a block at its end always is.  Shares are over all steps of a trace.
+The lengths go through decoded's own scheduler, request by request in the trace's order and each as
+soon as there is room, without a forward pass.  The share is over all steps: of the slots in the
+blocks that sequences of the batch had, those that held no token once the step was done.  Two
+pools: that of an H200 with the Llama-3.1-8B shape, and one that is too small for what it lets in.
 """
 
 from __future__ import annotations
@@ -11,33 +13,125 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections import deque
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+
+from decoded.scheduler import Scheduler
+from shared.kv.allocator import BlockAllocator
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK_SIZE = 16
+MAX_BATCH = 128
+LARGE_POOL_BLOCKS = 50_000
+"""800,000 tokens: 105 GB of the 8B shape in bfloat16."""
+SMALL_POOL_BLOCKS = {"azure": 4_000, "mooncake": 20_000}
+"""For which some sequences have to make room; any of a trace's fits."""
 
 Lengths = list[tuple[int, int]]
 """(prompt tokens, answer tokens) of each request."""
 
 
-def waste_pct(lengths: Lengths) -> float:
-    """Return the share of reserved slots that are unused, in percent, over every decode step."""
-    used = reserved = 0
-    for num_prompt, num_answer in lengths:
-        num_slots = -(-(num_prompt + num_answer) // BLOCK_SIZE) * BLOCK_SIZE
-        reserved += num_answer * num_slots
-        used += num_answer * num_prompt + num_answer * (num_answer + 1) // 2
-    return (1 - used / reserved) * 100
+@dataclass(eq=False, slots=True)
+class Replayed:
+    """A sequence that is nothing but lengths; see `decoded.schedulable`."""
+
+    blocks: list[int]
+    num_tokens: int
+    """Computed; the first token of the answer came with the prompt and is not."""
+    max_tokens: int
+    """When the answer's last token is sampled."""
+    adopted_ns: int
+    num_in_flight: int = 0
+    is_moving: bool = False
+
+    @property
+    def wants_step(self) -> bool:
+        """See `Schedulable`."""
+        return self.num_tokens + self.num_in_flight < self.max_tokens
+
+    @property
+    def lacks_slot(self) -> bool:
+        """See `Schedulable`."""
+        return self.num_tokens + self.num_in_flight >= len(self.blocks) * BLOCK_SIZE
+
+    def extend(self, block: int) -> None:
+        """See `Schedulable`."""
+        self.blocks = [*self.blocks, block]
+
+    def vacate(self) -> list[int]:
+        """See `Schedulable`."""
+        blocks, self.blocks = self.blocks, []
+        return blocks
+
+    def move_back(self, blocks: list[int]) -> None:
+        """See `Schedulable`."""
+        self.blocks = blocks
 
 
-def last_block_pct(lengths: Lengths) -> float:
-    """Return the same if only blocks that hold something were reserved."""
-    used = reserved = 0
-    for num_prompt, num_answer in lengths:
-        for num_tokens in range(num_prompt + 1, num_prompt + num_answer + 1):
-            used += num_tokens
-            reserved += -(-num_tokens // BLOCK_SIZE) * BLOCK_SIZE
-    return (1 - used / reserved) * 100
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waste:
+    """What a replay found."""
+
+    unused_pct: float
+    """Of the slots reserved in all steps."""
+    num_steps: int
+    num_preempted: int
+
+
+def replay(lengths: Lengths, num_blocks: int) -> Waste:
+    """Serve all requests of a trace.
+
+    Args:
+        lengths: The requests, in order.
+        num_blocks: Of decoded's pool, and at most of the arena.
+    """
+    scheduler: Scheduler[Replayed] = Scheduler(
+        allocator=BlockAllocator(num_blocks + 1),
+        arena=BlockAllocator(num_blocks + 1),
+        max_batch=MAX_BATCH,
+    )
+    waiting, numbers = deque(lengths), count(1)
+    running: set[Replayed] = set()
+    used = reserved = num_steps = num_preempted = 0
+    while waiting or running:
+        while waiting and (sequence := _admit(scheduler, waiting[0], next(numbers))) is not None:
+            waiting.popleft()
+            running.add(sequence)
+        batch = scheduler.next_batch()
+        num_preempted += len(scheduler.take_preempted())
+        for swap in scheduler.next_swaps(num_blocks):
+            scheduler.swap_done(swap)
+        scheduler.launched(batch)
+        scheduler.collected(batch)
+        num_steps += bool(batch)
+        for sequence in batch:
+            sequence.num_tokens += 1
+            used += sequence.num_tokens
+            reserved += len(sequence.blocks) * BLOCK_SIZE
+            if not sequence.wants_step:
+                running.remove(sequence)
+                scheduler.finish(sequence)
+    return Waste(
+        unused_pct=(1 - used / reserved) * 100, num_steps=num_steps, num_preempted=num_preempted
+    )
+
+
+def _admit(
+    scheduler: Scheduler[Replayed], lengths: tuple[int, int], number: int
+) -> Replayed | None:
+    """Start a sequence if prefilld would hand it over now."""
+    num_prompt, num_answer = lengths
+    num_blocks = -(-(num_prompt + 1) // BLOCK_SIZE)
+    room = scheduler.room
+    if room.free_sequences < 1 or room.free_blocks < num_blocks:
+        return None
+    blocks = scheduler.reserve(num_blocks)
+    assert blocks is not None, "what was told can be taken"
+    sequence = Replayed(blocks, num_prompt, num_prompt + max(1, num_answer - 1), number)
+    scheduler.start(sequence)
+    return sequence
 
 
 def traces() -> dict[str, Lengths]:
@@ -56,12 +150,14 @@ def traces() -> dict[str, Lengths]:
 
 
 def main() -> None:
-    """Print a line for each trace."""
+    """Print a line for each trace and pool."""
     for name, lengths in traces().items():
-        print(
-            f"{name:9} whole answers reserved: {waste_pct(lengths):5.2f} %   "
-            f"blocks as they are needed: {last_block_pct(lengths):5.2f} %"
-        )
+        for num_blocks in (LARGE_POOL_BLOCKS, SMALL_POOL_BLOCKS[name]):
+            waste = replay(lengths, num_blocks)
+            print(
+                f"{name:9} {num_blocks:6} blocks: {waste.unused_pct:5.2f} % of the reserved slots "
+                f"unused, over {waste.num_steps} steps; preemptions: {waste.num_preempted}"
+            )
 
 
 if __name__ == "__main__":

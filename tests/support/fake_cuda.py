@@ -78,6 +78,8 @@ class FakeCuda:
         self.device: int | None = None
         self.can_tell_ranges = True
         self.can_export: bool | None = True
+        self.pinned: dict[int, int] = {}
+        """Bytes of pinned host memory, by its address."""
         self._mapped: dict[int, Allocation] = {}
         self._events: dict[int, Event] = {}
         self._numbers = count(1)
@@ -110,6 +112,15 @@ class FakeCuda:
         allocation = self._mapped.pop(address - self.base_gap)
         assert not allocation.is_freed
         allocation.is_freed = True
+
+    def pin(self, address: int, num_bytes: int) -> None:
+        self._enter("pin")
+        assert address not in self.pinned
+        self.pinned[address] = num_bytes
+
+    def unpin(self, address: int) -> None:
+        self._enter("unpin")
+        del self.pinned[address]
 
     def export_memory(self, address: int) -> bytes:
         self._enter("export_memory")

@@ -244,15 +244,13 @@ class FakePrefilld:
         self.page.publish(slot, generation)
         return generation
 
-    def total_blocks(self, lease: Lease, max_tokens: int) -> int:
-        """Return how many blocks the prompt and its longest answer take."""
-        return self.layout.num_blocks_for(len(lease.prompt_ids) + max_tokens)
+    def total_blocks(self, lease: Lease) -> int:
+        """Return how many blocks the prompt and the next token take."""
+        return self.layout.num_blocks_for(len(lease.prompt_ids) + 1)
 
     def chunk(
         self,
         lease: Lease,
-        *,
-        max_tokens: int,
         **changes: Any,  # noqa: ANN401 - fields of any type
     ) -> Chunk:
         """Return the CHUNK that announces all whole blocks of a prompt, with `changes`."""
@@ -264,7 +262,7 @@ class FakePrefilld:
             generation=lease.generation,
             first=0,
             blocks=lease.blocks[:num_whole],
-            total_blocks=self.total_blocks(lease, max_tokens),
+            total_blocks=self.total_blocks(lease),
         )
         return replace(chunk, **changes)
 
@@ -300,7 +298,7 @@ class FakePrefilld:
             generation=lease.generation,
             blocks=lease.blocks,
             num_tokens=len(lease.prompt_ids),
-            total_blocks=self.total_blocks(lease, max_tokens),
+            total_blocks=self.total_blocks(lease),
             request=replace(state, **(request or {})),
             sent_ns=1,
         )

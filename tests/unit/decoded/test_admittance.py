@@ -198,7 +198,7 @@ def check(**changes: Any) -> None:  # noqa: ANN401 - HANDOFF's fields
 def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
     check()
     check(ids=[41, 42, 43], num_tokens=12, resumed=2, delivered=3)
-    check(prompt_tokens=17, num_tokens=17, blocks=[1, 2], total_blocks=2, max_tokens=15)
+    check(prompt_tokens=17, num_tokens=17, blocks=[1, 2], total_blocks=2, max_tokens=1500)
     check(ids=[VOCAB - 1])
     check(prompt_set=bytes(13), logprobs=2, delivered=0, held_logprobs=[LOGPROB])
 
@@ -216,7 +216,7 @@ def test_a_handoff_that_agrees_with_itself_is_believed() -> None:
         ({"ids": []}, "10 prompt tokens and 0 of the answer do not make 10"),
         ({"ids": [1, 2]}, "10 prompt tokens and 2 of the answer do not make 10"),
         ({"num_tokens": 9}, "do not make 9 computed ones"),
-        ({"max_tokens": 7}, "1 blocks cannot hold 17 tokens"),
+        ({"prompt_tokens": 16, "num_tokens": 16}, "1 blocks cannot hold 16 tokens and the next"),
         ({"delivered": 2}, "2 of 1 ids cannot have been delivered"),
         ({"sampling": wire.Sampling()}, "the seed is not resolved"),
         ({"ids": [VOCAB]}, "token id 100 is outside the vocabulary of 100"),

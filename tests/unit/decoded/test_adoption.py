@@ -33,7 +33,7 @@ def test_an_adopt_tells_the_room_that_is_left(play: Play) -> None:
         assert adopt == wire.Adopt(
             epoch=EPOCH,
             lease=1,
-            credits=wire.Credits(free_blocks=13, free_sequences=31, queue_depth=1, seen=1),
+            credits=wire.Credits(free_blocks=12, free_sequences=31, queue_depth=1, seen=1),
         )
         assert session.intake.held == [1]
         assert world.desk.held_leases(EPOCH) == [1]

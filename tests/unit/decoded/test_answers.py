@@ -21,7 +21,7 @@ def sequence_of() -> Sequence:
     )
     stream = cast("ClientStream", SimpleNamespace())
     sequence, _ = Sequence.adopt(
-        handoff, stream=stream, token_bytes=lambda _: b"x", adopted_ns=22 * MS
+        handoff, stream=stream, token_bytes=lambda _: b"x", block_size=16, adopted_ns=22 * MS
     )
     return sequence
 

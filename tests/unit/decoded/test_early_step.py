@@ -68,7 +68,9 @@ def decoders() -> list[SlowDecoder]:
 
 @pytest.fixture
 def make_turns(decoders: list[SlowDecoder]) -> MakeTurns:
-    def turns_of_a_gpu(host: ModelHost, pool: LocalPool) -> OverlappedTurns:
+    def turns_of_a_gpu(
+        host: ModelHost, pool: LocalPool, _arena: LocalPool | None
+    ) -> OverlappedTurns:
         decoders.append(SlowDecoder(host, pool))
         return OverlappedTurns(decoders[-1], EagerPuller(pool.kv), event_timeout_s=30)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from decoded.access import Access
+from decoded.in_place import MOVE_S
 from protocol import messages as wire
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
@@ -129,11 +130,15 @@ def test_an_answer_that_there_is_no_room_to_move_ends(play: Play) -> None:
         prefilld, session = await world.linked()
         user = prefilld.hand_over(ids_of(37), [9, 2, 6], max_tokens=12, total_blocks=4)
         await prefilld.until_received(wire.Adopt)
-        taken = world.scheduler.reserve(world.scheduler.room.free_blocks)
+        taken = world.scheduler.reserve(world.allocator.num_free)
         assert taken is not None
         world.start()
         await until(lambda: world.scheduler.num_running)
         prefilld.socket.close()
+        await until(lambda: session.is_lost)
+        world.tick()
+        world.service.clock.advance(MOVE_S)
+        world.tick()
         error = await user.until_received(wire.Error)
         assert isinstance(error, wire.Error)
         assert error.code == "prefill-lost"
@@ -141,7 +146,7 @@ def test_an_answer_that_there_is_no_room_to_move_ends(play: Play) -> None:
         await until(lambda: world.tick() or not session.is_mapped)
         await world.settled()
 
-    play(scene, **{"limits.max_tokens_default": 64})
+    play(scene, decoded__swap_gib=0)
 
 
 def test_a_cancelled_answer_gives_its_lease_back(play: Play) -> None:

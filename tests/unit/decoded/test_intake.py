@@ -189,7 +189,7 @@ def test_a_handoff_without_its_descriptor_is_rejected_after_any_copy_in_flight()
     intake, _ = make()
     chunk(intake, 0, [21])
     (copy,) = intake.next_copies(1)
-    assert intake.handoff_without_descriptor(7, "r") == []
+    assert intake.refuse(7, "fd-lost", "the descriptor did not arrive", "r") == []
     assert intake.copied(copy, is_valid=True) == [
         SendReject(7, "fd-lost", "the descriptor did not arrive", "r"),
         Unreserve([1, 2, 3, 4]),

@@ -27,6 +27,7 @@ def overview_of(world: World) -> Overview:
         desk=world.desk,
         allocator=world.allocator,
         layout=world.host.layout,
+        arena=world.arena,
         clock=world.service.clock,
     )
 
@@ -62,7 +63,7 @@ def test_an_adopted_sequence_is_told_with_its_progress(play: Play) -> None:
 
 
 def test_slots_of_a_running_sequence_are_used_or_not(play: Play) -> None:
-    """Room is reserved for the longest answer: what is not written yet is the price."""
+    """What is read in place counts on both sides; what is not written yet is the price."""
 
     async def scene(world: World) -> None:
         overview = overview_of(world)
@@ -71,10 +72,11 @@ def test_slots_of_a_running_sequence_are_used_or_not(play: Play) -> None:
         await until(lambda: world.book.living)
         (sequence,) = world.book.living
         assert overview.slots().reserved == 0, "its blocks are its lease's still"
-        sequence.blocks = [1, 2]
+        sequence.settle([1], [7])
         assert (overview.slots().reserved, overview.slots().used) == (32, 20)
-        assert overview.status()["requests"]["first"][0]["state"] == "running"  # type: ignore[index]
-        sequence.blocks = []
+        status: dict[str, Any] = overview.status()
+        assert status["slots"] == {"reserved": 32, "unused": 12}
+        sequence.settle([], [])
 
     play(scene)
 

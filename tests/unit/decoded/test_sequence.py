@@ -21,7 +21,7 @@ def letter(token_id: int) -> bytes:
 
 
 def adopt(handoff: wire.Handoff) -> tuple[Sequence, Piece]:
-    return Sequence.adopt(handoff, stream=NOBODY, token_bytes=letter, adopted_ns=99)
+    return Sequence.adopt(handoff, stream=NOBODY, token_bytes=letter, block_size=16, adopted_ns=99)
 
 
 def test_a_sequence_goes_on_where_prefilld_stopped() -> None:

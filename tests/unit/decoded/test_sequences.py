@@ -30,11 +30,13 @@ class Case:
             changed(HANDOFF, id=f"r{number}"),
             stream=self.case.stream,
             token_bytes=lambda _: b"x",
+            block_size=16,
             adopted_ns=5,
         )
         self.case.stream._on_closed = lambda: world.book.client_gone(self.sequence)
         if is_pulled:
-            self.sequence.blocks = world.scheduler.reserve(2) or []
+            self.sequence.settle(world.scheduler.reserve(2) or [], [])
+            self.sequence.has_started = True
             world.scheduler.start(self.sequence)
         world.book.add(self.sequence)
 

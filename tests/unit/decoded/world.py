@@ -13,9 +13,10 @@ from decoded.decode_loop import DecodeLoop
 from decoded.link import LinkSession
 from decoded.link_pool import LinkPool
 from decoded.metrics import DecodeMetrics
-from decoded.overlapped_turns import OverlappedTurns
+from decoded.overlapped_turns import ArenaPath, OverlappedTurns
 from decoded.scheduler import Scheduler
 from decoded.sequences import SequenceBook
+from decoded.swap_desk import SwapDesk
 from decoded.turns import EagerTurns, Turns
 from decoded.visitor import Visitor
 from protocol import messages as wire
@@ -29,6 +30,7 @@ from shared.engine.batch import SequenceStep
 from shared.engine.block_puller import EagerPuller
 from shared.engine.decoding import EagerDecoder
 from shared.engine.graph_decoder import GraphDecoder
+from shared.engine.host_copies import HostCopies
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
 NUM_SLOTS = 8
 NUM_BLOCKS = 16
 
-MakeTurns = Callable[[ModelHost, LocalPool], Turns]
+MakeTurns = Callable[[ModelHost, LocalPool, LocalPool], Turns]
 
 
 class Prefilld(Recorder):
@@ -144,13 +146,13 @@ class Prefilld(Recorder):
         return [type(message) for message in self.messages]
 
 
-def eager_turns(host: ModelHost, pool: LocalPool) -> Turns:
+def eager_turns(host: ModelHost, pool: LocalPool, arena: LocalPool) -> Turns:
     """Return the turns of a daemon on the CPU."""
     decoder = EagerDecoder(ModelRunner(host.model, pool.kv, host.layout))
-    return EagerTurns(decoder, pool.kv)
+    return EagerTurns(decoder, pool.kv, arena.kv)
 
 
-def overlapped_turns(host: ModelHost, pool: LocalPool) -> Turns:
+def overlapped_turns(host: ModelHost, pool: LocalPool, arena: LocalPool) -> Turns:
     """Return the turns of a daemon on a GPU: what differs here is that nothing takes time."""
     decoder = GraphDecoder(
         host.model,
@@ -159,7 +161,13 @@ def overlapped_turns(host: ModelHost, pool: LocalPool) -> Turns:
         max_batch=4,
         max_context_len=NUM_BLOCKS * host.layout.block_size,
     )
-    return OverlappedTurns(decoder, EagerPuller(pool.kv), event_timeout_s=5)
+    path = ArenaPath(
+        pool=pool.kv,
+        arena=arena.kv,
+        out=HostCopies(arena.kv, pool.kv.device),
+        back=HostCopies(pool.kv, pool.kv.device),
+    )
+    return OverlappedTurns(decoder, EagerPuller(pool.kv), event_timeout_s=5, arena_path=path)
 
 
 class World:
@@ -175,8 +183,11 @@ class World:
         self.engine = EngineThread(num_threads=1)
         self.metrics = DecodeMetrics(service.metrics)
         self.allocator = BlockAllocator(NUM_BLOCKS)
+        self.arena = BlockAllocator(NUM_BLOCKS) if service.config.decoded.swap_gib else None
         self.scheduler: Scheduler[Sequence] = Scheduler(
-            allocator=self.allocator, max_batch=service.config.decoded.max_batch
+            allocator=self.allocator,
+            max_batch=service.config.decoded.max_batch,
+            arena=self.arena,
         )
         self.book = SequenceBook(
             service=service,
@@ -191,10 +202,19 @@ class World:
             book=self.book,
             metrics=self.metrics,
             token_bytes=host.tokenizer.token_bytes,
+            block_size=host.layout.block_size,
             on_work=self.wake,
         )
+        self.swaps = SwapDesk(
+            service=service,
+            scheduler=self.scheduler,
+            book=self.book,
+            metrics=self.metrics,
+            block_bytes=host.layout.block_bytes,
+        )
         self.pool = LocalPool(host.layout, fill=float("nan"))
-        self.turns = make_turns(host, self.pool)
+        self.arena_pool = LocalPool(host.layout, fill=float("nan"))
+        self.turns = make_turns(host, self.pool, self.arena_pool)
         self.access = Access("pull", "the test says so")
         self.loop = DecodeLoop(
             turns=self.turns,
@@ -202,6 +222,7 @@ class World:
             layout=host.layout,
             scheduler=self.scheduler,
             desk=self.desk,
+            swaps=self.swaps,
             book=self.book,
             metrics=self.metrics,
         )
@@ -247,6 +268,10 @@ class World:
         """Wait until nothing is left, and check the books."""
         await until(lambda: self.is_all_free and self.book.is_idle)
         self.allocator.check_integrity()
+        if self.arena is not None:
+            self.arena.check_integrity()
+            assert self.arena.num_free == NUM_BLOCKS - 1
+        assert not self.scheduler.swapped
         assert self.scheduler.num_reserved == self.scheduler.num_running == 0
 
     async def close(self) -> None:
@@ -289,9 +314,7 @@ class World:
             socket=visitor.socket,
             hello=hello,
             pid=visitor.credentials.pid,
-            intake=self.desk.new_intake(
-                block_size=self.host.layout.block_size, is_direct=self.access.way == "direct"
-            ),
+            intake=self.desk.new_intake(is_direct=self.access.way == "direct"),
             handler=self.desk,
             loop=asyncio.get_running_loop(),
         )

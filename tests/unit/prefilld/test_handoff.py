@@ -73,7 +73,7 @@ class World:
         self.desk.link_lost(peer_is_gone=peer_is_gone, grace_s=10)
 
     async def running(
-        self, *, num_tokens: int = 10, total_blocks: int = 5, send_buffer_bytes: int | None = None
+        self, *, num_tokens: int = 10, start_blocks: int = 5, send_buffer_bytes: int | None = None
     ) -> Request:
         """Return the next request, with blocks, whose prompt is being computed."""
         client, user = await streaming_client(send_buffer_bytes=send_buffer_bytes)
@@ -83,16 +83,16 @@ class World:
             client,
             request_id=f"r{self._num_requests}",
             num_tokens=num_tokens,
-            total_blocks=total_blocks,
+            start_blocks=start_blocks,
             arrived_ns=self._num_requests,
         )
         request.hold = self.holds.take(request.num_tokens)
         request.state = RequestState.RUNNING
         return request
 
-    async def ready(self, *, total_blocks: int = 5) -> Request:
+    async def ready(self, *, start_blocks: int = 5) -> Request:
         """Return the next request, whose first token is known."""
-        request = await self.running(total_blocks=total_blocks)
+        request = await self.running(start_blocks=start_blocks)
         self.finish_prompt(request)
         return request
 
@@ -211,8 +211,8 @@ def test_nobody_overtakes_at_the_hand_off(world: World) -> None:
 
     async def scene() -> None:
         world.open(blocks=10)
-        await world.ready(total_blocks=11)
-        await world.ready(total_blocks=1)
+        await world.ready(start_blocks=11)
+        await world.ready(start_blocks=1)
         world.desk.pump()
         assert world.link.handed_over == []
         world.credit(blocks=12, seen=0)
@@ -250,11 +250,11 @@ def test_a_slow_client_that_lacks_room_as_well_holds_up_nobody(world: World) -> 
 
     async def scene() -> None:
         world.open(blocks=5)
-        slow = await world.running(total_blocks=6, send_buffer_bytes=4_608)
+        slow = await world.running(start_blocks=6, send_buffer_bytes=4_608)
         world.users[0].socket._loop.remove_reader(world.users[0].raw)
         clog(slow.client)
         world.finish_prompt(slow)
-        await world.ready(total_blocks=5)
+        await world.ready(start_blocks=5)
         world.desk.pump()
         assert world.link.handed_over == ["r2"]
 
@@ -378,7 +378,7 @@ def test_the_last_blocks_come_with_what_decoded_begins_with(world: World) -> Non
 def test_a_request_without_room_is_not_announced(world: World) -> None:
     async def scene() -> None:
         world.open(blocks=4)
-        request = await world.running(total_blocks=5)
+        request = await world.running(start_blocks=5)
         request.computed_tokens = 8
         world.desk.announce(request)
         assert world.link.sent == []
@@ -430,8 +430,8 @@ def test_reserved_room_is_used_even_behind_a_request_that_waits_for_room(world: 
 
     async def scene() -> None:
         world.open(blocks=7)
-        large = await world.running(total_blocks=8)
-        small = await world.running(total_blocks=5)
+        large = await world.running(start_blocks=8)
+        small = await world.running(start_blocks=5)
         small.computed_tokens = 8
         world.desk.announce(small)
         world.finish_prompt(large)
@@ -447,8 +447,8 @@ def test_a_chunk_does_not_take_the_room_that_an_older_request_waits_for(world: W
 
     async def scene() -> None:
         world.open(blocks=7)
-        await world.ready(total_blocks=8)
-        small = await world.running(total_blocks=5)
+        await world.ready(start_blocks=8)
+        small = await world.running(start_blocks=5)
         world.desk.pump()
         small.computed_tokens = 8
         world.desk.announce(small)

@@ -24,7 +24,7 @@ LAYOUT = KVLayout(
 
 
 def request_and_lease() -> tuple[Request, Lease]:
-    request = new_request(cast("Client", SimpleNamespace()), num_tokens=10, total_blocks=5)
+    request = new_request(cast("Client", SimpleNamespace()), num_tokens=10, start_blocks=5)
     request.hold = hold_of([7, 9, 8])
     request.answer_ids, request.delivered = [41], 1
     request.started_ns, request.first_token_ns, request.sent_ns = 2, 3, 4

@@ -152,7 +152,7 @@ class World:
     async def adopted(self) -> int:
         """Hand a request over and have it adopted; return its lease."""
         client, _ = await streaming_client()
-        request = new_request(client, total_blocks=3)
+        request = new_request(client, start_blocks=3)
         request.prompt = request.prompt
         request.hold = self.holds.take(request.num_tokens)
         request.state = RequestState.RUNNING
@@ -293,7 +293,7 @@ def test_what_was_sent_and_not_adopted_goes_to_the_next_decoded(
         async with linked(service, host) as world:
             decoded = await world.opened()
             client, _ = await streaming_client()
-            request = new_request(client, total_blocks=3)
+            request = new_request(client, start_blocks=3)
             request.hold = world.holds.take(request.num_tokens)
             request.answer_ids.append(7)
             world.desk.ready(request)
@@ -319,7 +319,7 @@ def test_an_adopt_in_the_queue_of_a_dead_link_still_counts(
         async with linked(service, host) as world:
             decoded = await world.opened()
             client, _ = await streaming_client()
-            request = new_request(client, total_blocks=3)
+            request = new_request(client, start_blocks=3)
             request.hold = world.holds.take(request.num_tokens)
             request.answer_ids.append(7)
             world.desk.ready(request)
@@ -399,7 +399,7 @@ def test_what_was_lent_when_decoded_died_is_counted(
             for _ in range(2):
                 decoded = await world.opened()
                 client, _ = await streaming_client()
-                request = new_request(client, total_blocks=3)
+                request = new_request(client, start_blocks=3)
                 request.hold = world.holds.take(request.num_tokens)
                 request.answer_ids.append(7)
                 assert not world.casualties.is_poisoned(request.id)
@@ -423,7 +423,7 @@ def test_decoded_s_answers_reach_the_leases(
         async with linked(service, host) as world:
             decoded = await world.opened()
             client, _ = await streaming_client()
-            request = new_request(client, num_tokens=40, total_blocks=6)
+            request = new_request(client, num_tokens=40, start_blocks=6)
             request.hold = world.holds.take(request.num_tokens)
             request.state = RequestState.RUNNING
             request.computed_tokens = 32
@@ -463,7 +463,7 @@ def test_room_that_comes_free_is_used_at_once(
         async with linked(service, host) as world:
             decoded = await world.opened()
             client, _ = await streaming_client()
-            request = new_request(client, total_blocks=31)
+            request = new_request(client, start_blocks=31)
             request.hold = world.holds.take(request.num_tokens)
             request.answer_ids.append(7)
             world.desk.ready(request)
@@ -551,7 +551,7 @@ def test_a_draining_decoded_gets_nothing_new(
             decoded.socket.send(wire.Drain())
             await until(lambda: "link.draining" in events(logs))
             client, _ = await streaming_client()
-            request = new_request(client, total_blocks=3)
+            request = new_request(client, start_blocks=3)
             request.hold = world.holds.take(request.num_tokens)
             world.desk.ready(request)
             world.desk.pump()
@@ -698,7 +698,7 @@ def test_nothing_is_sent_to_a_decoded_that_said_bye(
         async with linked(service, host) as world:
             decoded = await world.opened()
             client, _ = await streaming_client()
-            request = new_request(client, total_blocks=3)
+            request = new_request(client, start_blocks=3)
             request.hold = world.holds.take(request.num_tokens)
             decoded.socket.send(wire.Bye())
             await turns()
