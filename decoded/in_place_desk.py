@@ -78,7 +78,9 @@ class InPlaceDesk:
     def give_up(self, session: LinkSession) -> None:
         """End what could not be moved in time."""
         for sequence in self._readings.unmoved(session):
-            self._book.fail(sequence, "prefill-lost", "prefilld died, and there was no room to move in time")
+            self._book.fail(
+                sequence, "prefill-lost", "prefilld died, and there was no room to move in time"
+            )
 
     def next_copies(self, max_blocks: int) -> list[tuple[LinkSession, BlockCopy]]:
         """Choose what to move next."""

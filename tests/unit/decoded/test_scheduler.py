@@ -337,7 +337,7 @@ def test_a_sequence_that_ends_while_it_is_out_gives_everything_back() -> None:
 
 
 @pytest.mark.parametrize("is_out", [True, False])
-def test_blocks_under_a_copy_are_free_once_it_is_over(is_out: bool) -> None:  # noqa: FBT001 - a case
+def test_blocks_under_a_copy_are_free_once_it_is_over(is_out: bool) -> None:
     batch = Batch(4)
     left: list[FakeSequence] = []
     batch.scheduler.on_left = left.append

@@ -234,7 +234,7 @@ def test_without_max_tokens_an_answer_is_as_long_as_default_context_and_pool_all
 def test_blocks_are_counted_for_prompt_next_token_and_longest_answer(
     admission: Admission, num_tokens: int
 ) -> None:
-    """decoded takes room for the second, and the third must fit its pool alone."""
+    """It takes room for the second at decoded, and the third must fit its pool alone."""
     prompt = admission.judge(Generate(prompt=ids_of(num_tokens), max_tokens=20), ROOMY)
     assert prompt.num_blocks == -(-num_tokens // BLOCK)
     assert prompt.start_blocks == -(-(num_tokens + 1) // BLOCK)
