@@ -40,7 +40,7 @@ class Parts:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is adopted, and no room is promised to what prefilld still computes."""
-        return self.book.is_idle and not self.desk.has_reservations
+        return self.book.is_idle and not self.desk.links.has_reservations
 
 
 async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetrics) -> Parts:

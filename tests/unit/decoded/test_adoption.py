@@ -194,7 +194,7 @@ def test_an_adopted_answer_outlives_its_prefilld(play: Play) -> None:
         assert isinstance(end, wire.End)
         assert end.reason == "length"
         await world.settled()
-        await until(lambda: world.tick() or not world.desk.sessions)
+        await until(lambda: world.tick() or not world.desk.links.sessions)
 
     play(scene)
 
