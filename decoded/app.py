@@ -113,7 +113,8 @@ class Decoded:
                 if visitor.is_stalled(now_s, self._service.config.limits.client_stall_timeout_s):
                     visitor.close()
             if parts.book.is_idle:
-                parts.allocator.check_integrity()
+                for books in filter(None, (parts.allocator, parts.arena)):
+                    books.check_integrity()
             has_link = any(session.is_open for session in parts.desk.links.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
 

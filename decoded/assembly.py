@@ -32,6 +32,7 @@ class Parts:
     device: Device
     turns: Turns
     allocator: BlockAllocator
+    arena: BlockAllocator | None
     scheduler: Scheduler[Sequence]
     book: SequenceBook
     desk: AdoptionDesk
@@ -129,6 +130,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         device=device,
         turns=computing.turns,
         allocator=allocator,
+        arena=arena,
         scheduler=scheduler,
         book=book,
         desk=desk,

@@ -27,7 +27,7 @@ def test_what_is_allowed_and_what_the_machine_has_bound_it(
     found = arena_layout(
         layout,
         max_bytes=max_bytes if max_bytes == LARGE else max_bytes * unit,
-        read_available=lambda: available if available in (None, LARGE) else available * unit,
+        read_available=lambda: available if available in (None, LARGE) else available * 2 * unit,
     )
     assert found == layout.with_num_blocks(4)
 
