@@ -84,10 +84,6 @@ class AdoptionDesk:
             reserve=self._scheduler.reserve, block_size=self._block_size, is_direct=is_direct
         )
 
-    def held_leases(self, epoch: bytes) -> list[int]:
-        """Return the leases of an epoch whose blocks are still being read."""
-        return self.links.held_leases(epoch, self.in_place)
-
     def credits(self, session: LinkSession) -> wire.Credits:
         """Return what can still be taken, for a frame on that link."""
         return self.links.credits(session)
@@ -231,15 +227,13 @@ class AdoptionDesk:
         for effect in effects:
             match effect:
                 case SendNoChunk(lease_id=lease_id):
-                    credits = self.credits(session)
-                    session.send(wire.NoChunk(epoch=session.epoch, lease=lease_id, credits=credits))
+                    self._answer(session, wire.NoChunk, lease_id)
                 case SendAdopt(lease_id=lease_id, request=sequence):
                     self._adopt(session, lease_id, sequence)
                 case SendReject():
                     self._reject(session, effect)
                 case SendRelease(lease_id=lease_id):
-                    credits = self.credits(session)
-                    session.send(wire.Release(epoch=session.epoch, lease=lease_id, credits=credits))
+                    self._answer(session, wire.Release, lease_id)
                 case Unreserve(blocks=blocks):
                     self._scheduler.unreserve(blocks)
                 case Pulled():
@@ -251,6 +245,12 @@ class AdoptionDesk:
                     self._metrics.ignored.labels(kind).inc()
                     self._service.log.debug("lease.ignored", what=kind, lease_id=lease_id)
         self._on_work()
+
+    def _answer(
+        self, session: LinkSession, kind: type[wire.NoChunk | wire.Release], lease_id: int
+    ) -> None:
+        credits = self.credits(session)
+        session.send(kind(epoch=session.epoch, lease=lease_id, credits=credits))
 
     def _adopt(self, session: LinkSession, lease_id: int, sequence: Sequence) -> None:
         self._book.add(sequence)

@@ -200,7 +200,7 @@ class Decoded:
             handler=parts.desk,
             loop=self._loop,
         )
-        held = parts.desk.held_leases(hello.epoch)
+        held = parts.desk.links.held_leases(hello.epoch, parts.desk.in_place)
         parts.desk.links.add(session)
         visitor.become(session)
         session.welcome(self._instance, held=held, pool_blocks=parts.host.layout.num_blocks - 1)

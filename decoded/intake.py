@@ -110,14 +110,7 @@ class Intake(Generic[R]):
             self.seen += 1
             targets = None if self._is_direct else self._reserve(total)
             state = LeaseState.DECLINED if targets is None else LeaseState.RESERVED
-            lease = HeldLease(
-                lease_id=lease_id,
-                slot=slot,
-                generation=generation,
-                state=state,
-                targets=targets or [],
-            )
-            self._leases[lease_id] = lease
+            lease = self._hold(lease_id, slot, generation, state, targets or [])
             if state is LeaseState.DECLINED:
                 return [SendNoChunk(lease_id)]
         if lease.state is not LeaseState.RESERVED:
@@ -155,14 +148,7 @@ class Intake(Generic[R]):
             if targets is None:
                 text = f"no room for a sequence of {total} blocks"
                 return self.reject(lease_id, "no-room", text, request)
-            lease = HeldLease(
-                lease_id=lease_id,
-                slot=slot,
-                generation=generation,
-                state=LeaseState.RESERVED,
-                targets=targets,
-            )
-            self._leases[lease_id] = lease
+            lease = self._hold(lease_id, slot, generation, LeaseState.RESERVED, targets)
         if lease.state is not LeaseState.RESERVED:
             return self.reject(lease_id, "unexpected-message", "the lease is taken", request)
         announced = (slot, generation, total, blocks[: len(lease.sources)])
@@ -268,6 +254,15 @@ class Intake(Generic[R]):
         if lease.state is LeaseState.ADOPTED and lease.request is not None:
             return [Lost(lease.request), *self._end(lease)]
         return self._decline(lease)
+
+    def _hold(
+        self, lease_id: int, slot: int, generation: int, state: LeaseState, targets: list[int]
+    ) -> HeldLease[R]:
+        lease: HeldLease[R] = HeldLease(
+            lease_id=lease_id, slot=slot, generation=generation, state=state, targets=targets
+        )
+        self._leases[lease_id] = lease
+        return lease
 
     def _when_copied(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """An adopted lease of which nothing is left to copy ends in a started sequence."""

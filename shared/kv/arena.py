@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 MEMORY_SHARE = 2
-"""An arena takes one part in so many of what the machine could still hold, at most: its kernel, this
-process and its neighbours need memory as well, and a control group's limit counts what is used."""
+"""An arena takes one part in so many of what the machine could still hold, at most: kernel, process
+and neighbours need memory as well, and of a control group only the limit is known."""
 
 
 def arena_layout(
@@ -44,7 +44,9 @@ def arena_layout(
             same machine may not be resident yet, and is left room for by whoever asks.
     """
     available = read_available()
-    num_bytes = max_bytes if available is None else min(max_bytes, max(0, available) // MEMORY_SHARE)
+    num_bytes = (
+        max_bytes if available is None else min(max_bytes, max(0, available) // MEMORY_SHARE)
+    )
     num_blocks = min(num_bytes // pool.block_bytes, pool.num_blocks - 1 - RESERVED_BLOCK)
     if num_blocks < 1:
         return None
