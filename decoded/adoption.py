@@ -23,6 +23,7 @@ from decoded.lease_effects import (
     SendRelease,
     Unreserve,
 )
+from decoded.links import Links
 from decoded.sequence import Sequence
 from decoded.stream import ClientStream
 from protocol import messages as wire
@@ -67,28 +68,18 @@ class AdoptionDesk:
         self._metrics, self._token_bytes, self._on_work = metrics, token_bytes, on_work
         self._block_size = block_size
         self._loop = asyncio.get_running_loop()
-        self._sessions: list[LinkSession] = []
+        self.links = Links(scheduler)
         self._came_over: dict[Sequence, LinkSession] = {}
         """The link of each sequence whose blocks are not all pulled."""
         self._unconfirmed: dict[Sequence, LinkSession] = {}
         """The link of each sequence whose ADOPT the kernel has not accepted whole."""
         self._begun: list[EarlyStep] = []
         self.in_place = InPlaceDesk(
-            scheduler=scheduler, book=book, credits=self.credits, on_work=on_work
+            scheduler=scheduler, book=book, credits=self.links.credits, on_work=on_work
         )
         """What is read where it is, and how it is moved when prefilld dies."""
 
     # --- links -------------------------------------------------------------------------------
-
-    @property
-    def sessions(self) -> tuple[LinkSession, ...]:
-        """Links that live, and lost ones whose blocks are still being read."""
-        return tuple(self._sessions)
-
-    @property
-    def has_reservations(self) -> bool:
-        """Whether some living link holds a lease."""
-        return any(session.is_open and not session.intake.is_empty for session in self._sessions)
 
     def new_intake(self, *, is_direct: bool) -> Intake[Sequence]:
         """Return the book of leases for a new link."""
@@ -96,46 +87,17 @@ class AdoptionDesk:
             reserve=self._scheduler.reserve, block_size=self._block_size, is_direct=is_direct
         )
 
-    def add_session(self, session: LinkSession) -> None:
-        """Serve what comes over a link."""
-        self._sessions.append(session)
-
-    def held_leases(self, epoch: bytes) -> list[int]:
-        """Return the leases of an epoch whose blocks are still being read."""
-        return [
-            lease_id
-            for session in self._sessions
-            if session.epoch == epoch
-            for lease_id in (*session.intake.held, *self.in_place.held(session))
-        ]
-
     def credits(self, session: LinkSession) -> wire.Credits:
         """Return what can still be taken, for a frame on that link."""
-        room = self._scheduler.room
-        return wire.Credits(
-            free_blocks=room.free_blocks,
-            free_sequences=room.free_sequences,
-            queue_depth=sum(other.intake.num_unstarted for other in self._sessions),
-            seen=session.intake.seen,
-        )
-
-    def tell_credits(self) -> None:
-        """Tell prefilld about room that came free."""
-        for session in self._sessions:
-            session.tell_credits()
+        return self.links.credits(session)
 
     def tick(self) -> None:
         """Look after the links: is the peer there, and is a lost one's mapping still needed?"""
-        for session in self.sessions:
-            session.tick()
-            if session.has_moved_long:
-                self.in_place.give_up(session)
-            if not self.in_place.is_reading(session) and session.close_mapping():
-                self._sessions.remove(session)
+        self.links.tick(self.in_place)
 
     def may_read_in_place(self, session: LinkSession) -> bool:
         """Whether no other link's pool is mapped: engines read one pool in place at a time."""
-        return not any(other.is_mapped for other in self._sessions if other is not session)
+        return self.links.is_alone(session)
 
     # --- what comes over them ----------------------------------------------------------------
 
@@ -228,7 +190,7 @@ class AdoptionDesk:
     def next_copies(self, max_blocks: int) -> list[tuple[LinkSession, BlockCopy]]:
         """Choose what to copy next; what was revoked already is not copied at all."""
         chosen: list[tuple[LinkSession, BlockCopy]] = []
-        for session in self._sessions:
+        for session in self.links.sessions:
             for copy in session.intake.next_copies(max_blocks):
                 if session.peer_pool.is_valid(copy):
                     max_blocks -= len(copy.sources)
@@ -281,15 +243,13 @@ class AdoptionDesk:
         for effect in effects:
             match effect:
                 case SendNoChunk(lease_id=lease_id):
-                    credits = self.credits(session)
-                    session.send(wire.NoChunk(epoch=session.epoch, lease=lease_id, credits=credits))
+                    self._answer(session, wire.NoChunk, lease_id)
                 case SendAdopt(lease_id=lease_id, request=sequence):
                     self._adopt(session, lease_id, sequence)
                 case SendReject():
                     self._reject(session, effect)
                 case SendRelease(lease_id=lease_id):
-                    credits = self.credits(session)
-                    session.send(wire.Release(epoch=session.epoch, lease=lease_id, credits=credits))
+                    self._answer(session, wire.Release, lease_id)
                 case Unreserve(blocks=blocks):
                     self._scheduler.unreserve(blocks)
                 case Pulled():
@@ -301,6 +261,12 @@ class AdoptionDesk:
                     self._metrics.ignored.labels(kind).inc()
                     self._service.log.debug("lease.ignored", what=kind, lease_id=lease_id)
         self._on_work()
+
+    def _answer(
+        self, session: LinkSession, kind: type[wire.NoChunk | wire.Release], lease_id: int
+    ) -> None:
+        credits = self.credits(session)
+        session.send(kind(epoch=session.epoch, lease=lease_id, credits=credits))
 
     def _adopt(self, session: LinkSession, lease_id: int, sequence: Sequence) -> None:
         self._book.add(sequence)

@@ -83,7 +83,7 @@ class Decoded:
         self._service.set_state(DaemonState.WAITING)
         self._loaded.set()
         await self._service.draining.wait()
-        for session in parts.desk.sessions:
+        for session in parts.desk.links.sessions:
             if session.is_open:
                 session.send(wire.Drain())
         while not parts.is_idle:  # noqa: ASYNC110  idleness has no single event
@@ -97,7 +97,7 @@ class Decoded:
             code = "draining" if is_told else "internal"
             for sequence in self._parts.book.living:
                 self._parts.book.fail(sequence, code, "decoded is shutting down")
-            for session in self._parts.desk.sessions:
+            for session in self._parts.desk.links.sessions:
                 session.leave()
         for visitor in list(self._visitors):
             visitor.close()
@@ -113,8 +113,9 @@ class Decoded:
                 if visitor.is_stalled(now_s, self._service.config.limits.client_stall_timeout_s):
                     visitor.close()
             if parts.book.is_idle:
-                parts.allocator.check_integrity()
-            has_link = any(session.is_open for session in parts.desk.sessions)
+                for books in filter(None, (parts.allocator, parts.arena)):
+                    books.check_integrity()
+            has_link = any(session.is_open for session in parts.desk.links.sessions)
             self._service.set_state(DaemonState.SERVING if has_link else DaemonState.WAITING)
 
     def _num_requests(self) -> int:
@@ -199,8 +200,8 @@ class Decoded:
             handler=parts.desk,
             loop=self._loop,
         )
-        held = parts.desk.held_leases(hello.epoch)
-        parts.desk.add_session(session)
+        held = parts.desk.links.held_leases(hello.epoch, parts.desk.in_place)
+        parts.desk.links.add(session)
         visitor.become(session)
         session.welcome(self._instance, held=held, pool_blocks=parts.host.layout.num_blocks - 1)
         self._metrics.links.inc()
@@ -210,7 +211,7 @@ class Decoded:
 
     def _refuse_second(self, desk: AdoptionDesk) -> wire.Refuse | None:
         """Keep one link at a time: a living one refuses others, a dead one gives way."""
-        for session in desk.sessions:
+        for session in desk.links.sessions:
             if session.is_lost:
                 continue
             if not session.is_peer_gone:

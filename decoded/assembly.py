@@ -34,6 +34,7 @@ class Parts:
     device: Device
     turns: Turns
     allocator: BlockAllocator
+    arena: BlockAllocator | None
     scheduler: Scheduler[Sequence]
     book: SequenceBook
     desk: AdoptionDesk
@@ -42,7 +43,7 @@ class Parts:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is adopted, and no room is promised to what prefilld still computes."""
-        return self.book.is_idle and not self.desk.has_reservations
+        return self.book.is_idle and not self.desk.links.has_reservations
 
 
 async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetrics) -> Parts:
@@ -128,6 +129,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         device=host.device,
         turns=computing.turns,
         allocator=allocator,
+        arena=arena,
         scheduler=scheduler,
         book=book,
         desk=desk,

@@ -93,7 +93,7 @@ class DecodeLoop:
             batch = self._swaps.next_batch() if has_room else []
             self._submit_copies(BUSY_COPY_BYTES if batch else IDLE_COPY_BYTES)
             if not batch and not self._in_flight and not self._num_copies:
-                self._desk.tell_credits()
+                self._desk.links.tell_credits()
                 await self._work.wait()
                 continue
             steps = [sequence.next_step() for sequence in batch]
@@ -104,7 +104,7 @@ class DecodeLoop:
             self._take_copies(result)
             if result.token_ids is not None:
                 self._collected(self._in_flight.popleft(), result)
-            self._desk.tell_credits()
+            self._desk.links.tell_credits()
 
     def _submit_copies(self, max_bytes: int) -> None:
         """Hand the engine what may be copied; `max_bytes` bounds it where steps wait for it."""

@@ -9,8 +9,8 @@
 The generation on the control page is looked at after every step, before its tokens leave: a change
 voids them.  When prefilld dies nobody writes its pool any more and reading goes on, but the memory
 stays taken until the mapping is closed, and prefilld's successor needs it.  So what is read in
-place is then copied, the shortest prompts first: into free blocks of our own pool while the sequence
-runs on; where they lack, or the sequence is swapped out already, into the arena.
+place is then copied, the shortest prompts first: into free blocks of our own pool, while the
+sequence runs on; where they lack, or the sequence is swapped out already, into the arena.
 
 A step in flight may still read the old places after a sequence was moved; its lease lasts until the
 last such step is collected.

@@ -117,14 +117,7 @@ class Intake(Generic[R]):
             is_useful = early is not None or not self._is_direct
             targets = self._reserve(total) if is_useful else None
             state = LeaseState.DECLINED if targets is None else LeaseState.RESERVED
-            lease = HeldLease(
-                lease_id=lease_id,
-                slot=slot,
-                generation=generation,
-                state=state,
-                targets=targets or [],
-            )
-            self._leases[lease_id] = lease
+            lease = self._hold(lease_id, slot, generation, state, targets or [])
             if state is LeaseState.DECLINED:
                 return [SendNoChunk(lease_id)]
         if lease.state is not LeaseState.RESERVED:
@@ -164,14 +157,7 @@ class Intake(Generic[R]):
             if targets is None:
                 text = f"no room for a sequence of {total} blocks"
                 return self.reject(lease_id, "no-room", text, request)
-            lease = HeldLease(
-                lease_id=lease_id,
-                slot=slot,
-                generation=generation,
-                state=LeaseState.RESERVED,
-                targets=targets,
-            )
-            self._leases[lease_id] = lease
+            lease = self._hold(lease_id, slot, generation, LeaseState.RESERVED, targets)
         if lease.state is not LeaseState.RESERVED:
             return self.reject(lease_id, "unexpected-message", "the lease is taken", request)
         announced = (slot, generation, total, blocks[: len(lease.sources)])
@@ -312,6 +298,15 @@ class Intake(Generic[R]):
         """
         is_due = lease.request is None and lease.early is not None and not lease.early.was_offered
         return lease.early if is_due else None
+
+    def _hold(
+        self, lease_id: int, slot: int, generation: int, state: LeaseState, targets: list[int]
+    ) -> HeldLease[R]:
+        lease: HeldLease[R] = HeldLease(
+            lease_id=lease_id, slot=slot, generation=generation, state=state, targets=targets
+        )
+        self._leases[lease_id] = lease
+        return lease
 
     def _when_copied(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """An adopted lease of which nothing is left to copy ends in a started sequence."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from decoded.admittance import check_chunk, check_handoff
 from decoded.in_place import MOVE_S
+from decoded.links import is_outdated
 from decoded.refusals import contradiction
 from protocol import messages as wire
 from protocol.descriptors import connection_among
@@ -158,13 +159,8 @@ class LinkSession:
         """Tell prefilld about room that came free, or is gone, if it was not told yet."""
         if not self.is_open:
             return
-        told, now = self._told, self._credits()
-        if told is None or (
-            now.free_blocks > told.free_blocks
-            or now.free_sequences > told.free_sequences
-            # Answers grow: a word that is far too good by now would be taken at it.
-            or 2 * now.free_blocks < told.free_blocks
-        ):
+        now = self._credits()
+        if self._told is None or is_outdated(self._told, now):
             self.send(wire.CreditUpdate(credits=now))
 
     def tick(self) -> None:

@@ -136,7 +136,7 @@ class Overview:
 
     @property
     def _living_session(self) -> LinkSession | None:
-        sessions = (session for session in self._desk.sessions if not session.is_lost)
+        sessions = (session for session in self._desk.links.sessions if not session.is_lost)
         return next(sessions, None)
 
     def _link_status(self) -> dict[str, object]:

@@ -70,7 +70,7 @@ class Scheduler(Generic[S]):
         """Finished sequences that steps in flight still write."""
         self._preempted: list[S] = []
         self._dropped: list[S] = []
-        self.on_left: Callable[[S], None] = _ignore
+        self.on_left: Callable[[S], None] = lambda _: None
         """Called when a finished sequence's blocks are free: no step reads or writes for it."""
 
     # --- what others may know ------------------------------------------------------------------
@@ -298,7 +298,3 @@ class Scheduler(Generic[S]):
     def _leave(self, sequence: S) -> None:
         self._allocator.free(sequence.blocks)
         self.on_left(sequence)
-
-
-def _ignore(_: object) -> None:
-    pass

@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 
 REJECT_PAUSE_NS = 50_000_000
-"""How long no HANDOFF follows a REJECT: decoded had told of room, so something is wrong there (it
-has no descriptor left, say), and asking again at once would only keep both busy."""
+"""How long no HANDOFF follows a REJECT: decoded had told of room, so it is gone since (answers
+grow), or something is wrong there (no descriptor left, say): asking at once would only keep both
+busy."""
 
 
 class HandoffDesk:

@@ -67,7 +67,7 @@ CODES: dict[str, str] = {
     "proof": "decoded read other bytes through the mapping than prefilld wrote",
     "slow-link": "the mapping is slower than any healthy one of its kind",
     "fd-lost": "the client's descriptor did not arrive with its frame",
-    "no-room": "decoded cannot take a sequence that it was never credited for",
+    "no-room": "decoded has no room for the sequence any more; it is handed over again",
 }
 """Every code that may travel in ERROR, REFUSE or REJECT, with its meaning."""
 

@@ -123,8 +123,8 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     """Sequences a step.  0: 32 on a CPU, 128 on a GPU."""
     swap_gib: Annotated[float, Meta(ge=0.0, le=65_536.0)] = 4.0
     """Host memory, in GiB, for answers that make room for older ones when the pool is full; never
-    more blocks than the pool has.  On a GPU it is taken at the start, on a CPU as it is written.
-    0: such answers break off, and clients ask for the rest."""
+    more than the pool, nor than half of the memory that is free.  On a GPU it is taken at the
+    start, on a CPU as it is written.  0: such answers break off, and clients ask for the rest."""
     threads: Threads = 0
     """Compute threads, as for prefilld."""
     metrics: Text | None = None

@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 
+MEMORY_SHARE = 2
+"""An arena takes one part in so many of what the machine could still hold, at most: kernel, process
+and neighbours need memory as well, and of a control group only the limit is known."""
+
 
 def arena_layout(
     pool: KVLayout, *, max_bytes: int, read_available: Callable[[], int | None] = available_bytes
 ) -> KVLayout | None:
     """Return the layout of an arena beside a pool, or None where it would hold nothing.
 
-    Never more blocks than the pool: the sequences that are out were in it.  Nor more than the
-    machine could still hold: memory that is promised and not there would end with somebody killed.
+    Never more blocks than the pool: the sequences that are out were in it.  Nor more than half of
+    what the machine could still hold: memory that is promised and not there would end with somebody
+    killed.
 
     Args:
         pool: The pool's.
@@ -39,7 +44,9 @@ def arena_layout(
             same machine may not be resident yet, and is left room for by whoever asks.
     """
     available = read_available()
-    num_bytes = max_bytes if available is None else min(max_bytes, max(0, available))
+    num_bytes = (
+        max_bytes if available is None else min(max_bytes, max(0, available) // MEMORY_SHARE)
+    )
     num_blocks = min(num_bytes // pool.block_bytes, pool.num_blocks - 1 - RESERVED_BLOCK)
     if num_blocks < 1:
         return None

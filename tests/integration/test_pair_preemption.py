@@ -1,4 +1,4 @@
-"""Answers that do not fit decoded's pool together: some make room for others, and nothing is lost."""
+"""Answers that do not fit decoded's pool together: some make room for others, nothing is lost."""
 
 from __future__ import annotations
 
@@ -7,51 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from protocol.messages import Sampling
-from shared.daemon.sampling import sampling_params
-from shared.engine.local import LocalEngine
+from tests.support.crowd import NUM_BLOCKS, Alone, crowd
 from tests.support.pair import Pair
-from tests.support.watched_streams import Ask, WatchedStreams
+from tests.support.watched_streams import WatchedStreams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from shared.daemon.model_host import ModelHost
-    from tests.support.watched_streams import Delivered
 
 pytestmark = pytest.mark.timeout(300)
 
-NUM_BLOCKS = 40
-"""Of decoded's pool: three answers of twelve."""
-NUM_TOKENS = 150
-ASKS = [
-    Ask(
-        prompt=tuple(2 + (7 * index + 11 * number) % 250 for index in range(10 + 9 * number)),
-        max_tokens=NUM_TOKENS,
-        sampling=Sampling(
-            temperature=1.5 * (number % 2),
-            seed=number,
-            repetition_penalty=1.3 if number > 8 else 1.0,
-        ),
-    )
-    for number in range(12)
-]
-
 
 @pytest.fixture(scope="module")
-def expected(tiny_host: ModelHost) -> list[list[int]]:
-    """What one engine answers, each request alone."""
-    engine = LocalEngine(tiny_host.model, num_blocks=64)
-    return [
-        engine.generate(
-            [ask.prompt],
-            max_tokens=ask.max_tokens,
-            sampling=sampling_params(ask.sampling),
-            ignore_eos=True,
-        )[0]
-        for ask in ASKS
-    ]
+def alone(tiny_host: ModelHost) -> Alone:
+    return Alone(tiny_host.model)
 
 
 @contextmanager
@@ -66,19 +37,16 @@ def small_pair(folder: Path, model: Path, **settings: object) -> Iterator[Pair]:
         assert status["sequences"]["swapped"] == status["swap"]["used"] == 0
 
 
-def ids_of(results: list[Delivered]) -> list[list[int]]:
-    return [result.ids for result in results]
-
-
 @pytest.mark.parametrize("access", ["pull", "direct"])
 def test_every_answer_is_that_of_one_engine_alone(
-    tmp_path: Path, tiny_model: Path, expected: list[list[int]], access: str
+    tmp_path: Path, tiny_model: Path, alone: Alone, access: str
 ) -> None:
     """Bit by bit the cache comes back as it was, and chance is drawn from seed and position."""
     with small_pair(tmp_path, tiny_model, pool__access=access) as pair:
-        with WatchedStreams(pair.socket, ASKS) as streams:
+        with WatchedStreams(pair.socket, crowd()) as streams:
             results = streams.results()
-        assert ids_of(results) == expected
+        for delivered, ask in zip(results, streams.asks, strict=True):
+            assert delivered.ids == alone.answer(ask)
         assert pair.counter("decoded", "kvpair_preemptions_total") > 0
         events = [line["event"] for line in pair.log("decoded")]
         assert "sequence.preempted" in events
@@ -86,32 +54,34 @@ def test_every_answer_is_that_of_one_engine_alone(
 
 
 def test_without_an_arena_clients_ask_for_the_rest_by_themselves(
-    tmp_path: Path, tiny_model: Path, expected: list[list[int]]
+    tmp_path: Path, tiny_model: Path, alone: Alone
 ) -> None:
     """Their streams show nothing of it, and no daemon is suspected of anything."""
     with small_pair(tmp_path, tiny_model, decoded__swap_gib=0) as pair:
-        with WatchedStreams(pair.socket, ASKS) as streams:
+        with WatchedStreams(pair.socket, crowd(9)) as streams:
             results = streams.results()
-        assert ids_of(results) == expected
-        losses = [loss for result in results for loss in result.losses]
+        for delivered, ask in zip(results, streams.asks, strict=True):
+            alone.check(delivered, ask)
+        losses = [loss for delivered in results for loss in delivered.losses]
         assert losses
         assert all(loss.is_preempted for loss in losses)
         assert pair.counter("decoded", "kvpair_preemptions_total") == len(losses)
 
 
 def test_prefilld_may_die_while_decoded_reads_its_pool_and_has_no_room(
-    tmp_path: Path, tiny_model: Path, expected: list[list[int]]
+    tmp_path: Path, tiny_model: Path, alone: Alone
 ) -> None:
     """What was read in place goes to the arena; nobody who was adopted has to ask again."""
-    asks = ASKS[:6]  # what pool and arena hold together
+    asks = crowd(6)  # what pool and arena hold together
     with small_pair(tmp_path, tiny_model, pool__access="direct", decoded__num_blocks=48) as pair:
         with WatchedStreams(pair.socket, asks) as streams:
             streams.wait_for_tokens(len(asks) * 110)
             pair.kill("prefilld")
             pair.restart("prefilld")
             results = streams.results()
-        assert ids_of(results) == expected[: len(asks)]
+        for delivered, ask in zip(results, asks, strict=True):
+            assert delivered.ids == alone.answer(ask)
         lost = 'kvpair_requests_failed_total{code="prefill-lost"}'
         assert pair.counter("decoded", lost) == 0
-        assert [loss for result in results for loss in result.losses] == []
+        assert [loss for delivered in results for loss in delivered.losses] == []
         assert pair.counter("decoded", "kvpair_preemptions_total") > 0

@@ -36,8 +36,8 @@ def test_an_adopt_tells_the_room_that_is_left(play: Play) -> None:
             credits=wire.Credits(free_blocks=12, free_sequences=31, queue_depth=1, seen=1),
         )
         assert session.intake.held == [1]
-        assert world.desk.held_leases(EPOCH) == [1]
-        assert world.desk.held_leases(bytes(16)) == []
+        assert world.desk.links.held_leases(EPOCH, world.desk.in_place) == [1]
+        assert world.desk.links.held_leases(bytes(16), world.desk.in_place) == []
 
     play(scene)
 
@@ -194,7 +194,7 @@ def test_an_adopted_answer_outlives_its_prefilld(play: Play) -> None:
         assert isinstance(end, wire.End)
         assert end.reason == "length"
         await world.settled()
-        await until(lambda: world.tick() or not world.desk.sessions)
+        await until(lambda: world.tick() or not world.desk.links.sessions)
 
     play(scene)
 

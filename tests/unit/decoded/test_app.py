@@ -77,7 +77,7 @@ class App:
         await self.service.end()
         await self.daemon._engine.stop()
         if self.daemon._parts is not None:
-            for session in self.daemon._parts.desk.sessions:
+            for session in self.daemon._parts.desk.links.sessions:
                 if session.is_mapped:
                     session.peer_pool.close()
         for prefilld in self.prefillds:
@@ -213,7 +213,7 @@ def test_a_new_link_is_told_what_is_still_held_of_its_epoch(play: Play) -> None:
         user = first.hand_over(ids_of(5), [1])
         await first.until_received(wire.Adopt)
         first.socket.close()
-        await until(lambda: app.daemon._parts.desk.sessions[0].is_lost)  # type: ignore[union-attr]
+        await until(lambda: app.daemon._parts.desk.links.sessions[0].is_lost)  # type: ignore[union-attr]
         second = app.knock()
         second.hello()
         welcome = await second.until_received(wire.Welcome)
@@ -320,7 +320,7 @@ def test_a_daemon_that_drains_waits_for_what_it_has_reserved_room_for(play: Play
         )
         assert app.daemon._parts is not None
         desk = app.daemon._parts.desk
-        await until(lambda: desk.has_reservations)
+        await until(lambda: desk.links.has_reservations)
         app.service.drain(reason="test")
         await prefilld.until_received(wire.Drain)
         await turns(200)

@@ -89,7 +89,7 @@ def test_a_pool_that_cannot_be_mapped_is_refused_with_its_fault(
         assert num_descriptors() <= before
         await until(lambda: world.sessions[0].is_lost)
         world.desk.tick()
-        assert world.desk.sessions == ()
+        assert world.desk.links.sessions == ()
 
     play(scene)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decoded.access import Access
+from decoded.access import Access, Way
 from protocol import messages as wire
 from shared.daemon.model_host import ModelHost
 from shared.engine.local import LocalEngine
@@ -71,7 +71,7 @@ def preemptions(world: World) -> float:
 
 
 @pytest.mark.parametrize("way", ["pull", "direct"])
-def test_every_answer_is_that_of_one_process_alone(play: Play, host: ModelHost, way: Any) -> None:
+def test_every_answer_is_that_of_one_process_alone(play: Play, host: ModelHost, way: Way) -> None:
     """The arena is full of NaN at first, as the pool: nothing is read that was not copied."""
 
     async def scene(world: World) -> None:

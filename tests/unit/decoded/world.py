@@ -318,7 +318,7 @@ class World:
             handler=self.desk,
             loop=asyncio.get_running_loop(),
         )
-        self.desk.add_session(session)
+        self.desk.links.add(session)
         self.sessions.append(session)
         visitor.become(session)
         session.welcome(this_instance(), held=[], pool_blocks=NUM_BLOCKS - 1)

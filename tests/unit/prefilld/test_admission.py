@@ -255,11 +255,13 @@ def test_without_max_tokens_an_answer_is_as_long_as_default_context_and_pool_all
 
 
 @pytest.mark.parametrize("num_tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_blocks_are_counted_for_prompt_and_for_the_longest_answer(
+def test_blocks_are_counted_for_prompt_next_token_and_longest_answer(
     admission: Admission, num_tokens: int
 ) -> None:
+    """It takes room for the second at decoded, and the third must fit its pool alone."""
     prompt = admission.judge(Generate(prompt=ids_of(num_tokens), max_tokens=20), ROOMY)
     assert prompt.num_blocks == -(-num_tokens // BLOCK)
+    assert prompt.start_blocks == -(-(num_tokens + 1) // BLOCK)
     assert prompt.total_blocks == -(-(num_tokens + 20) // BLOCK)
 
 

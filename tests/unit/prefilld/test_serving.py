@@ -301,8 +301,9 @@ def test_a_rejected_request_waits_for_its_next_turn(play: Play, code: str) -> No
     play(scene)
 
 
-def test_a_request_that_decoded_finds_wrong_fails(play: Play) -> None:
-    """Handing it over again would be refused again."""
+@pytest.mark.parametrize(("code", "told"), [("invalid-message", "internal"), ("too-large",) * 2])
+def test_a_request_that_decoded_finds_wrong_fails(play: Play, code: str, told: str) -> None:
+    """Handing it over again would be refused again; a decoded with a smaller pool says so."""
 
     async def scene(world: World) -> None:
         world.start()
@@ -310,9 +311,9 @@ def test_a_request_that_decoded_finds_wrong_fails(play: Play) -> None:
         user = world.ask(generate())
         await until(lambda: world.link.handed_over)
         (request,) = world.desk.lending.requests
-        world.desk.lending.on_reject(request.lease_id or 0, "invalid-message", "contradiction")
+        world.desk.lending.on_reject(request.lease_id or 0, code, "contradiction")
         error = await user.error()
-        assert (error.code, error.message) == ("internal", "decoded refused it: contradiction")
+        assert (error.code, error.message) == (told, "decoded refused it: contradiction")
         assert is_all_back(world)
         assert world.serving.is_idle
 

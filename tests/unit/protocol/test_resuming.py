@@ -177,6 +177,34 @@ def test_an_error_that_tells_of_a_daemons_end_is_a_loss(code: str) -> None:
     assert next_request(resuming).resume is not None
 
 
+def preempt(resuming: Resumption, *messages: m.Message) -> None:
+    """Let a connection's answer make room for others."""
+    for event in deliver(resuming.next_exchange(), *messages):
+        resuming.take(event)
+    resuming.failed(RequestError("preempted", "others first", retryable=True), now_s=0.0)
+
+
+def test_an_answer_that_makes_room_goes_on_without_spending_an_attempt() -> None:
+    """No daemon went away; but whoever is let go of for ever is told in the end."""
+    losses: list[Loss] = []
+    resuming = resumption(max_attempts=1, max_preemptions=2, on_loss=losses.append)
+    preempt(resuming, ACCEPTED, tokens(0, 1))
+    preempt(resuming, ACCEPTED, tokens(1, 2))
+    cut(resuming, ACCEPTED, tokens(2, 3))
+    assert [loss.is_preempted for loss in losses] == [True, True, False]
+    assert [(loss.attempt, loss.max_attempts) for loss in losses] == [(1, 2), (2, 2), (1, 1)]
+    assert next_request(resuming).resume == m.Resume(
+        attempt=3, seed=7, fingerprint="f", ids=[1, 2, 3]
+    )
+    with pytest.raises(RequestError, match="others first"):
+        preempt(resuming, ACCEPTED)
+
+
+def test_who_wants_no_attempts_is_told_of_the_first_preemption() -> None:
+    with pytest.raises(RequestError, match="others first"):
+        preempt(resumption(max_attempts=0), ACCEPTED)
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -203,10 +203,11 @@ class BreakingOff:
 
     Args:
         num_losses: Connections that break off.
+        is_preempted: They say so, since the answer has to make room for others.
     """
 
-    def __init__(self, *, num_losses: int) -> None:
-        self.num_losses = num_losses
+    def __init__(self, *, num_losses: int, is_preempted: bool = False) -> None:
+        self.num_losses, self.is_preempted = num_losses, is_preempted
         self.resumes: list[list[int]] = []
 
     def __call__(self, peer: Peer) -> None:
@@ -220,12 +221,24 @@ class BreakingOff:
         peer.send(ACCEPTED, Tokens(index=index, ids=[10 + index], text=text))
         if index == self.num_losses:
             peer.send(end(completion_tokens=index + 1))
+        elif self.is_preempted:
+            peer.send(Error(code="preempted", message="others first", retryable=True))
 
 
 def notes(*num_tokens: int) -> str:
     return "".join(
         f"kvpair: a daemon went away after {number} tokens; resuming (attempt {attempt} of 3)\n"
         for attempt, number in enumerate(num_tokens, 1)
+    )
+
+
+def test_an_answer_that_makes_room_for_others_goes_on(serve: Serve, kvpair: Kvpair) -> None:
+    """More often than daemons may die; the user learns that none did."""
+    serve(BreakingOff(num_losses=4, is_preempted=True))
+    code, out, err = kvpair("generate", "x")
+    assert (code, out) == (0, "Paris\n")
+    assert err.splitlines()[3] == (
+        "kvpair: the answer made room for others after 4 tokens; resuming (attempt 4 of 16)"
     )
 
 

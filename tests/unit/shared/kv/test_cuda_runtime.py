@@ -75,6 +75,8 @@ def test_every_call_reaches_cupy_with_the_flags_that_ipc_needs(
     assert runtime.open_event(b"h" * 64) == 7
     runtime.record_event(6, 99)
     runtime.destroy_event(6)
+    runtime.pin(4096, 10)
+    runtime.unpin(4096)
     runtime.free(4096)
     runtime.synchronize()
     assert runtime.memory() == Memory(free=1, total=2)
@@ -90,6 +92,8 @@ def test_every_call_reaches_cupy_with_the_flags_that_ipc_needs(
         ("ipcOpenEventHandle", b"h" * 64),
         ("eventRecord", 6, 99),
         ("eventDestroy", 6),
+        ("hostRegister", 4096, 10, 0),
+        ("hostUnregister", 4096),
         ("free", 4096),
         ("deviceSynchronize",),
         ("memGetInfo",),
