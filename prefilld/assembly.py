@@ -108,6 +108,7 @@ async def assemble(
         prefiller=parts.prefiller,
         engine=engine,
         holds=holds,
+        control_page=control_page,
         desk=desk,
         casualties=casualties,
         metrics=metrics,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
     from shared.engine.prefilling import Prefiller
     from shared.engine.thread import EngineThread
+    from shared.kv.control_page import ControlPage
     from shared.kv.holds import BlockHolds
 
 
@@ -45,6 +46,7 @@ class PrefillLoop:
         engine: The thread it runs on.
         scheduler: Which prompts wait, and which compute how much next.
         holds: Who has which blocks of the pool.
+        control_page: Where first tokens are told.
         desk: Told of every block that decoded may pull.
         owner: Who keeps the requests.
     """
@@ -56,13 +58,14 @@ class PrefillLoop:
         engine: EngineThread,
         scheduler: Scheduler[Request],
         holds: BlockHolds,
+        control_page: ControlPage,
         desk: HandoffDesk,
         owner: PromptOwner,
         metrics: PrefillMetrics,
         clock: Clock,
     ) -> None:
         self._prefiller, self._engine = prefiller, engine
-        self._scheduler, self._holds = scheduler, holds
+        self._scheduler, self._holds, self._page = scheduler, holds, control_page
         self._desk, self._owner = desk, owner
         self._metrics, self._clock = metrics, clock
         self._in_flight: deque[list[Chunk[Request]]] = deque()
@@ -122,18 +125,23 @@ class PrefillLoop:
 
     async def _collect(self) -> None:
         """Wait for the oldest step; come back without it if there is something to launch."""
-        token_ids = await self._engine.run(wait_for_chunks, self._prefiller, self._work.is_set)
+        chunks = self._in_flight[0]
+        token_ids = await self._engine.run(
+            wait_for_chunks, self._prefiller, chunks, self._page, self._work.is_set
+        )
         if token_ids is None:
             return
-        chunks, now_ns = self._in_flight.popleft(), self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
+        self._in_flight.popleft()
+        # Tokens and hand-overs before numbers: somebody waits for them.
+        for chunk, token_id in zip(chunks, token_ids, strict=True):
+            self._computed(chunk, token_id)
+        self._desk.pump()
         self._metrics.stepped(
             num_tokens=sum(chunk.length for chunk in chunks),
             duration_ns=now_ns - self._step_began_ns,
         )
         self._step_began_ns = now_ns
-        for chunk, token_id in zip(chunks, token_ids, strict=True):
-            self._computed(chunk, token_id)
-        self._desk.pump()
 
     def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
         request = chunk.request

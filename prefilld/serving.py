@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from prefilld.request import Prompt
     from shared.engine.prefilling import Prefiller
     from shared.engine.thread import EngineThread
+    from shared.kv.control_page import ControlPage
     from shared.kv.holds import BlockHolds
     from shared.service.frame import Service
 
@@ -50,6 +51,7 @@ class Serving:
         prefiller: What computes, over prefilld's pool.
         engine: The thread it runs on.
         holds: Who has which blocks of that pool.
+        control_page: Where first tokens are told.
         desk: Where a prompt goes once its first token is known.
         casualties: Told what decoded adopted; tells what is not to be handed to another one.
     """
@@ -61,6 +63,7 @@ class Serving:
         prefiller: Prefiller,
         engine: EngineThread,
         holds: BlockHolds,
+        control_page: ControlPage,
         desk: HandoffDesk,
         casualties: Casualties,
         metrics: PrefillMetrics,
@@ -82,6 +85,7 @@ class Serving:
             engine=engine,
             scheduler=self._scheduler,
             holds=holds,
+            control_page=control_page,
             desk=desk,
             owner=self,
             metrics=metrics,
@@ -165,7 +169,6 @@ class Serving:
         request.answer_ids.append(token_id)
         if request.history is not None:
             request.held_logprobs += map(wire_logprob, request.history.logprobs)
-        self._metrics.first_token(request)
         piece = request.assembler.push(token_id)
         has_text = bool(piece.ids or piece.text)
         if has_text and (request.prompt.stream or piece.finish is not None):
@@ -173,6 +176,7 @@ class Serving:
             request.client.send(piece_message(piece, request.held_logprobs if asked else None))
             request.held_logprobs = []
             request.delivered = piece.index + len(piece.ids)
+        self._metrics.first_token(request)
         if piece.finish is not None:
             self._end(request, piece.finish)
             return

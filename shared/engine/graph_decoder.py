@@ -22,7 +22,7 @@ Without a GPU the same steps run eagerly, which is how the tests on a CPU see th
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -122,8 +122,13 @@ class GraphDecoder:
         self._num_launched = 0
         self._in_flight: deque[_InFlight] = deque()
         model.prepare_decode(max_batch=max_batch, max_context_len=max_blocks * layout.block_size)
+        self._lonely_staging = self._stream.host_tensor(NUM_FIELDS, max_batch)
+        self._lonely_output = self._stream.host_tensor(max_batch)
+        self._nothing = torch.zeros(1, device=device)
         warm_up_sampler(device, model.spec.vocab_size)
         self._replays = self._capture()
+        self._replay_lonely = self._stream.capture(self._lonely_step)
+        self._rehearse = self._stream.capture(self._next_to_nothing)
 
     @property
     def num_in_flight(self) -> int:
@@ -154,6 +159,41 @@ class GraphDecoder:
             mark = self._stream.mark()
         self._num_launched += 1
         self._in_flight.append(_InFlight(rows=plan.rows, sampled=sampled, told=told, mark=mark))
+
+    def prepare(self, step: DecodeStep) -> _LonelyStep:
+        """Write all of a step's inputs but the token; see `PreparingDecoder.prepare`."""
+        if self._in_flight:
+            raise ValueError("a step is in flight; it would move the row that is made ready")
+        step = replace(step, token_id=0)
+        plan = self._rows.plan([step.key])
+        (row,) = plan.rows
+        with self._stream.current():
+            if self._tables[row] is not step.block_table:
+                self._take_row(row, step)
+        self._fill(self._lonely_staging, [step], plan.rows, plan.previous_rows)
+        return _LonelyStep(self, step, row, self._num_launched)
+
+    def rehearse(self) -> None:
+        """Have the device do next to nothing, by the way that steps take."""
+        with self._stream.current():
+            self._rehearse()
+
+    def launch_lonely(self, step: DecodeStep, row: int, token_id: int, *, number: int) -> bool:
+        """Launch what `prepare` made ready when `number` steps had been launched."""
+        if number != self._num_launched:
+            return False
+        self._lonely_staging[TOKEN, row] = token_id
+        with self._stream.current():
+            self._replay_lonely()
+            told = self._choose([step], [row])
+            if not is_plain(step):
+                self._lonely_output.copy_(self._sampled, non_blocking=True)
+            mark = self._stream.mark()
+        self._num_launched += 1
+        self._in_flight.append(
+            _InFlight(rows=[row], sampled=self._lonely_output, told=told, mark=mark)
+        )
+        return True
 
     def is_done(self) -> bool:
         """See `Decoder.is_done`."""
@@ -254,6 +294,15 @@ class GraphDecoder:
                 for size in sorted(self._sizes, reverse=True)
             }
 
+    def _next_to_nothing(self) -> None:
+        self._nothing.add_(1)
+
+    def _lonely_step(self) -> None:
+        """Run a step of one row, its inputs' and its output's way between host and device too."""
+        self._fields.copy_(self._lonely_staging, non_blocking=True)
+        self._step(self._sizes[0])
+        self._lonely_output.copy_(self._sampled, non_blocking=True)
+
     def _step(self, size: int) -> None:
         """Compute the first `size` rows; the token of each is in `_sampled` afterwards."""
         fields = self._fields[:, :size]
@@ -274,3 +323,16 @@ class GraphDecoder:
             self._hidden = hidden
         else:
             self._logits[:size] = logits
+
+
+class _LonelyStep:
+    """See `shared.engine.decoding.PreparedStep`."""
+
+    def __init__(self, decoder: GraphDecoder, step: DecodeStep, row: int, number: int) -> None:
+        self._decoder, self._step, self._row, self._number = decoder, step, row, number
+
+    def rehearse(self) -> None:
+        self._decoder.rehearse()
+
+    def launch(self, token_id: int) -> bool:
+        return self._decoder.launch_lonely(self._step, self._row, token_id, number=self._number)

@@ -354,6 +354,27 @@ def test_only_complete_blocks_are_announced_and_each_once(world: World) -> None:
     play(scene())
 
 
+def test_the_last_blocks_come_with_what_decoded_begins_with(world: World) -> None:
+    """And the engine is told where decoded looks for the first token."""
+
+    async def scene() -> None:
+        world.open()
+        request = await world.running(num_tokens=10)
+        for launched in (8, 10):
+            assert request.first_token_place is None
+            request.launched_tokens = launched
+            world.desk.announce(request, event=launched)
+        first, last = world.link.of(wire.Chunk)
+        assert isinstance(first, wire.Chunk)
+        assert isinstance(last, wire.Chunk)
+        assert (first.first_step, first.event) == (None, 8)
+        assert last.first_step is not None
+        assert (last.first_step.num_tokens, last.event) == (10, 10)
+        assert request.first_token_place == (last.slot, last.generation)
+
+    play(scene())
+
+
 def test_a_request_without_room_is_not_announced(world: World) -> None:
     async def scene() -> None:
         world.open(blocks=4)

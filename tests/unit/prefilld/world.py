@@ -80,6 +80,7 @@ class World:
             prefiller=EagerPrefiller(ModelRunner(host.model, self.pool.kv, layout)),
             engine=engine,
             holds=self.holds,
+            control_page=self.page,
             desk=self.desk,
             casualties=self.casualties,
             metrics=metrics,
