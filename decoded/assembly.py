@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from decoded.adoption import AdoptionDesk
@@ -13,6 +14,7 @@ from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
 from shared.daemon.model_host import ModelHost, bring_up
+from shared.engine.workspace import decode_workspace_bytes
 from shared.kv.allocator import BlockAllocator
 
 if TYPE_CHECKING:
@@ -56,7 +58,14 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
         MemoryShortageError: Others hold the memory.
     """
     config = service.config
-    host = await engine.run(bring_up, config, "decoded", log=service.log, progress=service.loaded)
+    host = await engine.run(
+        bring_up,
+        config,
+        "decoded",
+        workspace=partial(decode_workspace_bytes, max_batch=config.decoded.max_batch),
+        log=service.log,
+        progress=service.loaded,
+    )
     computing = await engine.run(make_decode_engine, host, host.device, config)
     allocator = BlockAllocator(host.layout.num_blocks)
     scheduler: Scheduler[Sequence] = Scheduler(

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoded.refusals import descriptors_lost, foreign_backend, too_slow, unmappable
+from decoded.refusals import (
+    descriptors_lost,
+    foreign_backend,
+    foreign_gpu,
+    too_slow,
+    unmappable,
+)
 from protocol.descriptors import close_all
 from shared.daemon.devices import CPU
 from shared.kv.control_page import ControlPageView
@@ -16,7 +22,7 @@ from shared.kv.errors import (
     UnknownEventError,
 )
 from shared.kv.memfd import MemfdMapping
-from shared.kv.nvml import is_nvlink
+from shared.kv.nvml import is_foreign, is_nvlink
 from shared.kv.path_kind import FLOORS_GB_S, PathKind, path_kind
 from shared.kv.proof import measure_bandwidth, read_digest
 
@@ -142,6 +148,8 @@ def map_pool(
     try:
         if bool(message.pool_handle) != (device.index is not None):
             return foreign_backend()
+        if device.index is not None and is_foreign(device.name, peer_device):
+            return foreign_gpu(ours=device.name, theirs=peer_device)
         pool = PeerPool(message, fds, layout, device, peer_device=peer_device)
     except PoolMappingError as error:
         drivers = device.driver, peer_driver

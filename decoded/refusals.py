@@ -81,6 +81,17 @@ def foreign_backend() -> wire.Refuse:
     )
 
 
+def foreign_gpu(*, ours: str, theirs: str) -> wire.Refuse:
+    """Return the refusal of a pool that lies on a GPU which this machine does not have."""
+    return refuse(
+        "peer-access",
+        "device",
+        ours=ours,
+        theirs=theirs,
+        message="no such GPU is visible to decoded; see `nvidia-smi -L` where each daemon runs",
+    )
+
+
 def unmappable(
     text: str,
     fault: MappingFault = MappingFault.SIZE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
@@ -18,6 +19,7 @@ from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, bring_up
+from shared.engine.workspace import prefill_workspace_bytes
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
 from shared.kv.holds import BlockHolds
@@ -79,11 +81,18 @@ async def assemble(
         MemoryShortageError: Others hold the memory.
     """
     config = service.config
-    host = await engine.run(bring_up, config, "prefilld", log=service.log, progress=service.loaded)
+    host = await engine.run(
+        bring_up,
+        config,
+        "prefilld",
+        workspace=partial(prefill_workspace_bytes, token_budget=config.prefilld.lone_budget),
+        log=service.log,
+        progress=service.loaded,
+    )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
     parts = await engine.run(
-        make_prefill_engine, host, host.device, token_budget=config.prefilld.token_budget
+        make_prefill_engine, host, host.device, token_budget=config.prefilld.lone_budget
     )
     num_blocks = host.layout.num_blocks
     allocator = BlockAllocator(num_blocks)

@@ -73,6 +73,7 @@ class Serving:
         self._casualties, self._metrics = casualties, metrics
         self._scheduler: Scheduler[Request] = Scheduler(
             token_budget=config.token_budget,
+            lone_budget=config.lone_budget,
             max_waiting=config.max_waiting,
             max_running=config.max_running,
         )

@@ -40,6 +40,7 @@ def blocks_that_fit(
     layout: KVLayout,
     fraction: float,
     *,
+    needed_bytes: int = 0,
     look: Callable[[], GpuMemory] = look,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
@@ -48,13 +49,20 @@ def blocks_that_fit(
     Measured while a daemon that was killed is torn down, it would be a part of what there is, and
     the pool would stay that small.
 
+    Args:
+        layout: What a block is.
+        fraction: The share, of all memory.
+        needed_bytes: What is to stay free beside the pool.
+        look: Asks about the memory.
+        sleep: Waits.
+
     Raises:
         PoolShortageError: Too little is free, for others hold it.
         PoolAllocationError: The share is too small.
     """
     free_bytes = settled(lambda: look().free, sleep=sleep)
     return blocks_from_memory(
-        free_bytes=free_bytes,
+        free_bytes=max(0, free_bytes - needed_bytes),
         total_bytes=look().total,
         fraction=fraction,
         block_bytes=layout.block_bytes,

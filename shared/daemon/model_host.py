@@ -5,6 +5,7 @@ Runs on the engine thread, since it takes seconds and torch's settings are that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,19 @@ from shared.daemon.fingerprint import Fields, fingerprint, fingerprint_fields
 from shared.kv.layout import RESERVED_BLOCK, KVLayout
 from shared.model.llama import Llama
 from shared.model.loader import load_model
+from shared.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from structlog.typing import FilteringBoundLogger
 
     from shared.config import Config
     from shared.model.chat_template import ChatTemplate
-    from shared.model.spec import ModelSpec
     from shared.model.tokenizer import Tokenizer
     from shared.states import DaemonName
 
+
+Workspace = Callable[[ModelSpec, KVLayout], int]
+"""Returns how many bytes of a GPU an engine needs beside the weights and the pool."""
 
 SMALLEST_POOL = RESERVED_BLOCK + 2
 """Blocks of a layout whose number of blocks is not known yet."""
@@ -64,6 +66,7 @@ def bring_up(
     config: Config,
     daemon: DaemonName,
     *,
+    workspace: Workspace,
     log: FilteringBoundLogger,
     progress: Callable[[int, int], None],
 ) -> ModelHost:
@@ -72,6 +75,7 @@ def bring_up(
     Args:
         config: The pair's configuration.
         daemon: Whose device and pool.
+        workspace: What the daemon's engine needs beside weights and pool.
         log: Told of the device.
         progress: Called with bytes done and bytes in all.
 
@@ -85,9 +89,15 @@ def bring_up(
         config,
         num_blocks=config.pool.num_blocks if daemon == "prefilld" else config.decoded.num_blocks,
         memory_fraction=ours.memory_fraction,
+        workspace=workspace,
         device=require_device(ours.device, peer=theirs.device, log=log),
         progress=progress,
     )
+
+
+def no_workspace(_spec: ModelSpec, _layout: KVLayout) -> int:
+    """Leave no room: for a CPU, whose memory is not given away whole."""
+    return 0
 
 
 def load_model_host(
@@ -95,6 +105,7 @@ def load_model_host(
     *,
     num_blocks: int,
     memory_fraction: float = 1.0,
+    workspace: Workspace = no_workspace,
     device: Device = CPU_DEVICE,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelHost:
@@ -103,8 +114,9 @@ def load_model_host(
     Args:
         config: The pair's configuration.
         num_blocks: Blocks of this daemon's own pool; 0, on a GPU, for what fits into
-            `memory_fraction` of what is free once the weights are there.
+            `memory_fraction` of what is free once the weights are there and room is left to work.
         memory_fraction: That share.
+        workspace: Returns the bytes of that room.
         device: Where the weights go.
         progress: Called with bytes done and bytes in all.
 
@@ -136,7 +148,9 @@ def load_model_host(
     )
     if not num_blocks:
         torch.cuda.empty_cache()  # what fusing the weights left behind would not count as free
-        layout = layout.with_num_blocks(gpu_memory.blocks_that_fit(layout, memory_fraction))
+        needed_bytes = workspace(spec, layout)
+        num_fitting = gpu_memory.blocks_that_fit(layout, memory_fraction, needed_bytes=needed_bytes)
+        layout = layout.with_num_blocks(num_fitting)
     fields = fingerprint_fields(spec=spec, content_id=loaded.content_id, layout=layout)
     return ModelHost(
         name=config.model.path,

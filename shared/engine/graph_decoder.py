@@ -3,14 +3,13 @@
 What a step needs lies in buffers of fixed address.  A row belongs to one sequence for as long as it
 runs (`decode_rows.py`).  A row's block table and sampling parameters are written when it changes
 hands; what changes with every step (position, slot, length of the context) comes in one transfer.
-The token to compute comes from the device itself: the step before left it in `_sampled`, and the
-host, which has not seen it yet, only says in which row.
+The token to compute comes from the device itself: the step before left it in its row, and the
+host, which has not seen it yet, only says which row that is.
 
 Sizes.  A graph is captured for each of `batch_sizes`, and a batch runs in the smallest that holds
 it; the rows beyond have no slot and no context and cost next to nothing.
 
-The graph takes the likeliest token of every row.  Rows that want another choice get it behind the
-replay, from the logits that the graph left; that is enqueued as well, and nobody waits for it.
+The graph takes the likeliest token of every row; other choices come behind it (`graph_head.py`).
 
 Everything is enqueued on one stream, so a buffer that the host rewrites for the next step is read
 by the present one first.  Only memory that the host itself writes needs more than one copy: it is
@@ -29,9 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shared.engine.choosing import Told, choose_tokens, is_plain
+from shared.engine.choosing import is_plain
 from shared.engine.decode_rows import DecodeRows
 from shared.engine.device_stream import DeviceStream
+from shared.engine.graph_head import GraphHead
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import DecodeBatch
 from shared.ops.kv_write import PAD_SLOT
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from shared.engine.choosing import Told
     from shared.engine.decoding import DecodeStep
     from shared.engine.device_stream import Mark
     from shared.kv.layout import KVLayout
@@ -112,13 +113,9 @@ class GraphDecoder:
         device = model.device
         self._fields = torch.zeros((NUM_FIELDS, max_batch), dtype=torch.int64, device=device)
         self._block_tables = torch.zeros((max_batch, max_blocks), dtype=torch.int32, device=device)
-        self._sampled = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self._head = GraphHead(model, max_batch)
         self._staging = [self._stream.host_tensor(NUM_FIELDS, max_batch) for _ in range(DEPTH + 1)]
         self._outputs = [self._stream.host_tensor(max_batch) for _ in range(DEPTH + 1)]
-        self._logits = torch.zeros((max_batch, model.spec.vocab_size), device=device)
-        """The last step's, unless the likeliest tokens were found without them."""
-        self._hidden: Tensor | None = None
-        """What they are computed from in that case."""
         self._num_launched = 0
         self._in_flight: deque[_InFlight] = deque()
         model.prepare_decode(max_batch=max_batch, max_context_len=max_blocks * layout.block_size)
@@ -153,9 +150,11 @@ class GraphDecoder:
             self._fill(staging, steps, plan.rows, plan.previous_rows)
             self._fields.copy_(staging, non_blocking=True)
             self._replays[self._size_for(len(steps))]()
-            told = self._choose(steps, plan.rows)
+            told = self._head.choose(steps, plan.rows)
+            if told is not None:
+                told.fetch(self._stream.to_host)
             sampled = self._outputs[self._num_launched % len(self._outputs)]
-            sampled.copy_(self._sampled, non_blocking=True)
+            sampled.copy_(self._head.sampled, non_blocking=True)
             mark = self._stream.mark()
         self._num_launched += 1
         self._in_flight.append(_InFlight(rows=plan.rows, sampled=sampled, told=told, mark=mark))
@@ -185,9 +184,11 @@ class GraphDecoder:
         self._lonely_staging[TOKEN, row] = token_id
         with self._stream.current():
             self._replay_lonely()
-            told = self._choose([step], [row])
+            told = self._head.choose([step], [row])
+            if told is not None:
+                told.fetch(self._stream.to_host)
             if not is_plain(step):
-                self._lonely_output.copy_(self._sampled, non_blocking=True)
+                self._lonely_output.copy_(self._head.sampled, non_blocking=True)
             mark = self._stream.mark()
         self._num_launched += 1
         self._in_flight.append(
@@ -259,22 +260,6 @@ class GraphDecoder:
         fields[SLOT, rows] = slots
         fields[CONTEXT, rows] = fields[POSITION, rows] + 1
 
-    def _choose(self, steps: Sequence[DecodeStep], rows: list[int]) -> Told | None:
-        """Replace the likeliest token where a sequence wants another choice."""
-        others = [(step, row) for step, row in zip(steps, rows, strict=True) if not is_plain(step)]
-        if not others:
-            return None
-        where = to_device(np.array([row for _, row in others]), self._model.device)
-        if self._hidden is None:
-            logits = self._logits.index_select(0, where)
-        else:
-            logits = self._model.logits(self._hidden.index_select(0, where))
-        chosen = choose_tokens(logits, [step for step, _ in others])
-        self._sampled.index_copy_(0, where, chosen.token_ids)
-        if chosen.told is not None:
-            chosen.told.fetch(self._stream.to_host)
-        return chosen.told
-
     def _size_for(self, num_rows: int) -> int:
         return next(size for size in self._sizes if size >= num_rows)
 
@@ -301,14 +286,14 @@ class GraphDecoder:
         """Run a step of one row, its inputs' and its output's way between host and device too."""
         self._fields.copy_(self._lonely_staging, non_blocking=True)
         self._step(self._sizes[0])
-        self._lonely_output.copy_(self._sampled, non_blocking=True)
+        self._lonely_output.copy_(self._head.sampled, non_blocking=True)
 
     def _step(self, size: int) -> None:
-        """Compute the first `size` rows; the token of each is in `_sampled` afterwards."""
+        """Compute the first `size` rows; the token of each is in `_head` afterwards."""
         fields = self._fields[:, :size]
         source = fields[SOURCE]
         token_ids = torch.where(
-            source == NO_SOURCE, fields[TOKEN], self._sampled[source.clamp(min=0)]
+            source == NO_SOURCE, fields[TOKEN], self._head.sampled[source.clamp(min=0)]
         )
         batch = DecodeBatch(
             token_ids=token_ids,
@@ -317,12 +302,7 @@ class GraphDecoder:
             block_tables=self._block_tables[:size],
             context_lens=fields[CONTEXT].int(),
         )
-        hidden = self._model.decode(batch, self.pools)
-        self._sampled[:size], logits = self._model.likeliest_with_logits(hidden)
-        if logits is None:
-            self._hidden = hidden
-        else:
-            self._logits[:size] = logits
+        self._head.take_likeliest(self._model.decode(batch, self.pools))
 
 
 class _LonelyStep:

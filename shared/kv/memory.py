@@ -110,7 +110,7 @@ def blocks_from_memory(
     """Return how many blocks a pool has that takes a share of a GPU's free memory.
 
     Args:
-        free_bytes: What is free once the weights are there.
+        free_bytes: What is free once the weights are there, less what computing needs.
         total_bytes: What the GPU has in all.
         fraction: The share.  Two daemons whose shares of one GPU add up to at most 1 both fit, in
             whatever order they look: what one has taken the other no longer counts as free.

@@ -140,6 +140,25 @@ def test_a_gpus_pool_that_does_not_open_is_refused_with_its_own_code(peer: Peer)
     assert (refuse.theirs, refuse.message[-25:]) == ("CUDA 12.8", "; or give both one driver")
 
 
+def test_a_gpu_that_is_not_in_this_machine_is_named(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything of it is opened; with both UUIDs, so that one sees which is wrong."""
+    monkeypatch.setattr("decoded.mapping.is_foreign", lambda _, theirs: theirs == "GPU-b")
+    refuse = map_pool(
+        peer.map_message(pool_handle=b"h" * 64, event_handles=[b"e" * 64]),
+        [os.dup(fd) for fd in peer.fds],
+        layout=LAYOUT,
+        device=Device(name="GPU-a", index=0),
+        peer_device="GPU-b",
+        peer_driver="13.0",
+        min_bandwidth_gb_s=None,
+    )
+    assert isinstance(refuse, wire.Refuse)
+    assert (refuse.code, refuse.field) == ("peer-access", "device")
+    assert (refuse.ours, refuse.theirs) == ("GPU-a", "GPU-b")
+
+
 @pytest.mark.parametrize(("floor_gb_s", "is_taken"), [(None, True), (0.0, True), (1e6, False)])
 def test_the_floor_is_what_is_configured_or_goes_by_the_path(
     peer: Peer, floor_gb_s: float | None, is_taken: bool
