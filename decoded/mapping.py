@@ -129,6 +129,7 @@ def map_pool(
     layout: KVLayout,
     device: Device,
     peer_device: str,
+    peer_driver: str,
     min_bandwidth_gb_s: float | None,
 ) -> PeerPool | Refuse:
     """Map what MAP describes, or return why it cannot be; its descriptors are closed either way.
@@ -139,6 +140,7 @@ def map_pool(
         layout: What this daemon's own blocks look like.
         device: Where this daemon computes.
         peer_device: UUID of prefilld's GPU, or `cpu`.
+        peer_driver: The newest CUDA that prefilld's driver speaks; empty on the CPU.
         min_bandwidth_gb_s: A slower path is refused; None goes by the kind of path.
     """
     if fds is None:
@@ -150,7 +152,8 @@ def map_pool(
             return foreign_gpu(ours=device.name, theirs=peer_device)
         pool = PeerPool(message, fds, layout, device, peer_device=peer_device)
     except PoolMappingError as error:
-        return unmappable(str(error), error.fault)
+        drivers = device.driver, peer_driver
+        return unmappable(str(error), error.fault, drivers=drivers)
     except LayoutError as error:
         return unmappable(str(error))
     finally:

@@ -38,12 +38,6 @@ if TYPE_CHECKING:
     from shared.kv.leases import LeaseTable
 
 
-REJECT_PAUSE_NS = 50_000_000
-"""How long no HANDOFF follows a REJECT: decoded had told of room, so it is gone since (answers
-grow), or something is wrong there (no descriptor left, say): asking at once would only keep both
-busy."""
-
-
 class HandoffDesk:
     """The requests that wait to be handed over, and those whose ADOPT is awaited.
 
@@ -82,7 +76,6 @@ class HandoffDesk:
         self._is_direct = False
         self._credits = CreditAccount()
         self._is_peer_draining = False
-        self._pause_ends_ns = 0
         self._ready: list[Request] = []
 
     def attach(self, owner: RequestOwner) -> None:
@@ -214,7 +207,7 @@ class HandoffDesk:
         """
         is_room_owed = False
         for request in tuple(self._ready):
-            if self._link is None or self._is_pausing:
+            if self._link is None or self._credits.are_doubted(self._clock.monotonic_ns()):
                 return
             if self._is_peer_draining and not request.is_reserved:
                 continue
@@ -293,12 +286,8 @@ class HandoffDesk:
         if cause == LINK_LOST:
             self.ready(request)
         else:
-            self._pause_ends_ns = self._clock.monotonic_ns() + REJECT_PAUSE_NS
+            self._credits.rejected(self._clock.monotonic_ns())
             self._tell.rejected(request, cause, message)
-
-    @property
-    def _is_pausing(self) -> bool:
-        return self._clock.monotonic_ns() < self._pause_ends_ns
 
     @property
     def _tell(self) -> RequestOwner:

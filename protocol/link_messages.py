@@ -54,6 +54,8 @@ class Hello(Message, tag="hello", frozen=True, kw_only=True):
     """`memfd` or `cuda`."""
     device: Annotated[str, Meta(max_length=64)]
     """The GPU's UUID, or `cpu`."""
+    driver: Annotated[str, Meta(max_length=64)] = ""
+    """The newest CUDA that prefilld's driver speaks; told where the pool does not map."""
     fingerprint: Annotated[str, Meta(max_length=128)]
     """Hash over `fields`."""
     fields: Annotated[dict[str, str | int | float | bool], Meta(max_length=64)]

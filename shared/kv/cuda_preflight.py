@@ -46,6 +46,9 @@ class Finding:
 class Gpus(Protocol):
     """The GPUs that this process sees, as the driver tells of them; `CudaDriver` is one."""
 
+    def version(self) -> str:
+        """The newest CUDA that the driver speaks."""
+
     def num_devices(self) -> int:
         """How many there are."""
 

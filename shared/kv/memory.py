@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 from shared.kv.errors import PoolAllocationError, PoolShortageError
 from shared.kv.layout import MAX_BLOCKS, POOL_ALIGNMENT_BYTES, RESERVED_BLOCK
-from shared.kv.patience import PATIENCE_S, wait_for
+from shared.kv.patience import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+PATIENCE_S = 3.0
+"""For memory of a process that ends: decoded lets go of a dead prefilld's pool within 1 s, and the
+kernel frees gigabytes in less.  Longer would only keep a user waiting who asked for too much."""
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -53,9 +57,7 @@ def require_available(
         raise (PoolShortageError if could_fit else PoolAllocationError)(
             num_bytes=num_bytes,
             reason=f"{available_bytes(proc, cgroup)} bytes of memory are available",
-            hint="ask for fewer blocks, or end what holds the rest"
-            if could_fit
-            else "ask for fewer blocks",
+            hint="ask for fewer blocks" + (", or end what holds the rest" if could_fit else ""),
         )
 
 
@@ -117,7 +119,7 @@ def blocks_from_memory(
     Raises:
         PoolShortageError: That is less than one block beside the reserved one, for others hold
             the memory.
-        PoolAllocationError: It would be if nobody did.
+        PoolAllocationError: It would be as little if nobody did.
     """
 
     def blocks_in(num_bytes: int) -> int:

@@ -55,6 +55,9 @@ class Machine:
         assert uuid == ONE
         return self.held
 
+    def version(self) -> str:
+        return "13.0"
+
     def num_devices(self) -> int:
         return len(self.uuids)
 

@@ -129,12 +129,15 @@ def test_a_gpus_pool_that_does_not_open_is_refused_with_its_own_code(peer: Peer)
         peer.map_message(pool_handle=b"h" * 63, event_handles=[b"e" * 64]),
         [os.dup(fd) for fd in peer.fds],
         layout=LAYOUT,
-        device=Device(name="GPU-a", index=0),
+        device=Device(name="GPU-a", index=0, driver="13.0"),
         peer_device="GPU-a",
+        peer_driver="12.8",
         min_bandwidth_gb_s=None,
     )
     assert isinstance(refuse, wire.Refuse)
-    assert (refuse.code, refuse.ours) == ("handle", "a handle has 63 bytes, not 64")
+    assert refuse.code == "handle"
+    assert refuse.ours == "a handle has 63 bytes, not 64 (CUDA 13.0)"
+    assert (refuse.theirs, refuse.message[-25:]) == ("CUDA 12.8", "; or give both one driver")
 
 
 def test_a_gpu_that_is_not_in_this_machine_is_named(
@@ -148,6 +151,7 @@ def test_a_gpu_that_is_not_in_this_machine_is_named(
         layout=LAYOUT,
         device=Device(name="GPU-a", index=0),
         peer_device="GPU-b",
+        peer_driver="13.0",
         min_bandwidth_gb_s=None,
     )
     assert isinstance(refuse, wire.Refuse)
@@ -166,6 +170,7 @@ def test_the_floor_is_what_is_configured_or_goes_by_the_path(
         layout=LAYOUT,
         device=CPU_DEVICE,
         peer_device="cpu",
+        peer_driver="",
         min_bandwidth_gb_s=floor_gb_s,
     )
     if is_taken:

@@ -20,6 +20,9 @@ class Gpus:
     def __init__(self, *uuids: str) -> None:
         self.uuids = uuids
 
+    def version(self) -> str:
+        return "13.0"
+
     def num_devices(self) -> int:
         return len(self.uuids)
 
@@ -57,6 +60,7 @@ def test_a_gpu_is_found_and_known_by_its_uuid(text: str, index: int) -> None:
     device = resolve_device(text, load=load)
     assert device == Device(name=(ONE, TWO)[index], index=index)
     assert device.torch_device == torch.device("cuda", index)
+    assert device.driver == "13.0"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_a_device_is_chosen_once_nothing_stands_in_its_way() -> None:
         ("device.noted", "mps"),
         ("device.chosen", None),
     ]
-    assert logs[-1]["uuid"] == "GPU-two"
+    assert (logs[-1]["uuid"], logs[-1]["driver"]) == ("GPU-two", "13.0")
 
 
 def test_a_device_that_the_pool_cannot_use_stops_the_start() -> None:
