@@ -3,7 +3,8 @@
     python -m tests.benchmarks.gpu_shown --json FILE --commit HASH
 
 Each phase runs in a process of its own and ends in figures, some of which have bounds.  Exits with
-1 where a phase failed or a bound was missed; what was measured is written all the same.  The phase
+1 where a phase failed or a bound was missed; what was measured is written all the same, and phases
+that are run one by one gather in one file.  The phase
 `smollm2` needs the embedded model's file (`kvpair model fetch smollm2-135m-instruct`).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import multiprocessing
 import sys
 import tempfile
@@ -18,17 +20,17 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from shared.kv.layout import KVLayout
 from tests.benchmarks.deaths import Load, check_deaths
-from tests.benchmarks.gpu_pair import LLAMA_8B, VOCAB_SIZE, write_figures
+from tests.benchmarks.gpu_pair import LLAMA_8B, VOCAB_SIZE, hardware
 from tests.benchmarks.steadiness import check_steadiness
 from tests.support.gpus import device_index, pair_devices
-from tests.support.handovers.plan import Plan
+from tests.support.handovers.plan import BLOCKS_8B, LATE_MS, Plan
 from tests.support.handovers.run import run_handovers
 from tests.support.pair import write_tiny_model
 from tests.support.pool_ends import BothEngines, check_both_ends
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Figures = dict[str, float]
+
+SMALL_BLOCKS = dataclasses.replace(BLOCKS_8B, num_layers=1)
+"""For a CPU, which makes random bits a hundred times slower."""
 
 POOL_SHARE = {True: 0.6, False: 0.35}
 """Of a GPU's memory, for prefilld's pool: by whether it has the GPU to itself."""
@@ -88,8 +93,8 @@ BOUNDS: dict[str, Bound] = {
     "prefilld_killed_unmapped_s": Bound(0, 1.0),
     "decoded_killed_leases_revoked_ms": Bound(0, 100.0),
     "decoded_killed_leases_back_ms": Bound(0, 100.0),
-    "cycles_gpu_growth_mib": Bound(-ENDLESS, 4.0),  # two of the driver's pages
-    "restarts_gpu_growth_mib": Bound(-ENDLESS, 4.0),
+    "cycles_gpu_growth_mib": Bound(-ENDLESS, 22.0),  # one segment of each size of torch's allocator
+    "restarts_gpu_growth_mib": Bound(-ENDLESS, 22.0),
     "cycles_prefilld_more_descriptors": NOTHING,
     "cycles_decoded_more_descriptors": NOTHING,
     "cycles_prefilld_more_threads": NOTHING,
@@ -104,14 +109,7 @@ def handovers(sizes: Sizes) -> Figures:
     """Compare hand-overs block by block; then with writes that are late, asked for and not."""
     maker, taker = map(device_index, pair_devices())
     plan = Plan(
-        layout=KVLayout(  # blocks of the Llama-3.1-8B shape
-            num_blocks=300,
-            num_layers=32,
-            num_kv_heads=8,
-            block_size=16,
-            head_dim=128,
-            dtype="bfloat16",
-        ),
+        layout=SMALL_BLOCKS if maker is None else BLOCKS_8B,
         maker_device=maker,
         taker_device=taker,
         num_handovers=sizes.num_handovers,
@@ -143,10 +141,6 @@ def handovers(sizes: Sizes) -> Figures:
     return figures
 
 
-LATE_MS = 3.0
-"""How long a kernel spins before each write: long against a message and a pull."""
-
-
 def large_pool(_: Sizes) -> Figures:
     """Serve one request at the bottom and at the top of pools beyond 2^31 elements."""
     device = device_index(pair_devices()[0])
@@ -171,12 +165,12 @@ def smollm2(_: Sizes) -> Figures:
     """Compare the embedded model's answers with the CPU's: one process, pulled, in place."""
     references = exact_references()
     devices = pair_devices()
-    engine = engine_on(devices[1], "float32")
+    engine = engine_on(devices[0], "float32")
     check_one_process(engine, references)
     for access in ("pull", "direct"):
         with tempfile.TemporaryDirectory() as folder:
             check_pair(Path(folder), devices, access, references, engine)
-    roundings = rounding_errors(engine_on(devices[1], "bfloat16"), engine, references)
+    roundings = rounding_errors(engine_on(devices[0], "bfloat16"), engine, references)
     return {
         "smollm2_questions": float(len(references)),
         "smollm2_tokens": float(sum(len(each.ids) for each in references)),
@@ -215,16 +209,12 @@ def deaths(_: Sizes) -> Figures:
                 long_prompt_tokens=16_000,
                 settings={
                     "model.dtype": "bfloat16",
-                    "pool.num_blocks": int(share * total_bytes) // BLOCK_BYTES_8B,
+                    "pool.num_blocks": int(share * total_bytes) // BLOCKS_8B.block_bytes,
                     "decoded.num_blocks": 12_000,
                     "decoded.max_batch": 32,
                 },
             )
         return check_deaths(Path(folder), load)
-
-
-BLOCK_BYTES_8B = 2 << 20
-"""16 tokens of the Llama-3.1-8B shape in bfloat16."""
 
 
 def steadiness(sizes: Sizes) -> Figures:
@@ -257,6 +247,21 @@ def missed(figures: Figures) -> list[str]:
     ]
 
 
+def write_results(figures: Figures, path: Path, commit: str) -> None:
+    """Write figures with where they come from, beside those of other phases that are there."""
+    earlier = json.loads(path.read_text()) if path.exists() else {"command": "", "figures": {}}
+    command = " ".join(["python -m tests.benchmarks.gpu_shown", *sys.argv[1:]])
+    commands = [each for each in earlier["command"].split("; ") if each not in ("", command)]
+    document = {
+        "hardware": hardware(),
+        "commit": commit,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": "; ".join([*commands, command]),
+        "figures": earlier["figures"] | {name: round(each, 4) for name, each in figures.items()},
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n")
+
+
 def main() -> int:
     """Run the phases, print and write their figures, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -280,7 +285,10 @@ def main() -> int:
                 traceback.print_exc()
                 failed.append(f"{name} failed")
         print(f"{name}: {time.monotonic() - began_s:.0f} s", flush=True)
-    write_figures(figures, arguments.json, arguments.commit, "tests.benchmarks.gpu_shown")
+        if arguments.json is not None:
+            write_results(figures, arguments.json, arguments.commit)
+    for name, value in figures.items():
+        print(f"{name:36} {value:12.3f}")
     for line in (faults := [*failed, *missed(figures)]):
         print(line, file=sys.stderr)
     return 1 if faults else 0

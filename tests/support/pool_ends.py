@@ -87,6 +87,7 @@ class BothEngines:
         num_prompt_tokens: Of that request.
     """
 
+    @torch.inference_mode()
     def __init__(
         self,
         *,
