@@ -112,6 +112,7 @@ test-gpu: dev ## Every test that needs one GPU or two
 bench-gpu: dev ## Measure on one GPU or two: kernels, engines, the pair
 	$(BIN)/python -m tests.benchmarks.gpu_ops
 	$(BIN)/python -m tests.benchmarks.gpu_forward
+	$(BIN)/python -m tests.benchmarks.gpu_prefill
 	$(BIN)/python -m tests.benchmarks.gpu_engine
 	$(BIN)/python -m tests.benchmarks.gpu_pull
 	$(BIN)/python -m tests.benchmarks.gpu_pair

@@ -43,6 +43,7 @@ class PeerPool:
         fds: The descriptors that came along, the control page's last; they stay the caller's.
         layout: What this daemon's own blocks look like; the peer's must look the same.
         device: Where this daemon computes.
+        peer_device: UUID of prefilld's GPU, or `cpu`.
 
     Raises:
         PoolMappingError: A descriptor or a handle is not what MAP says.
@@ -51,7 +52,17 @@ class PeerPool:
     Reads the proof and measures the path, which takes milliseconds; on the engine thread.
     """
 
-    def __init__(self, message: Map, fds: list[int], layout: KVLayout, device: Device) -> None:
+    def __init__(
+        self,
+        message: Map,
+        fds: list[int],
+        layout: KVLayout,
+        device: Device,
+        *,
+        peer_device: str = CPU,
+    ) -> None:
+        self.is_on_same_device = device.name == peer_device
+        """Both daemons compute on one device."""
         self.layout = layout.with_num_blocks(message.num_blocks)
         self._pool = _open(message, fds, self.layout, device)
         try:
@@ -79,6 +90,10 @@ class PeerPool:
     def stands(self, slot: int, generation: int) -> bool:
         """Whether prefilld has not taken back the lease of that generation."""
         return self._page.read(slot) == generation
+
+    def first_token(self, copy: BlockCopy) -> int | None:
+        """Return the first token of the answer to a copy's prompt, once prefilld knows it."""
+        return self._page.first_token(copy.slot, copy.generation)
 
     def is_written(self, event: int | None) -> bool:
         """Whether what a CHUNK with this event named is written.
@@ -133,7 +148,7 @@ def map_pool(
             return foreign_backend()
         if device.index is not None and is_foreign(device.name, peer_device):
             return foreign_gpu(ours=device.name, theirs=peer_device)
-        pool = PeerPool(message, fds, layout, device)
+        pool = PeerPool(message, fds, layout, device, peer_device=peer_device)
     except PoolMappingError as error:
         return unmappable(str(error), error.fault)
     except LayoutError as error:

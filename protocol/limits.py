@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 """Version of the protocol; both ends of a link must speak the same one.
 
 1: the first.
 2: min-p, penalties, bias, shortest answers and log-probabilities.
+3: CHUNK may tell decoded's first step, and the control page the first token.
 """
 
 MAX_LINK_BODY_BYTES = 1 << 20

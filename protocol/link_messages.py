@@ -140,6 +140,18 @@ class LeaseMessage(Message, frozen=True, kw_only=True):
     lease: LeaseId
 
 
+class FirstStep(Part, frozen=True, kw_only=True):
+    """What decoded's first step needs beside the first token, which the control page tells.
+
+    Only where nothing else matters to it: no penalty, no bias, no log-probabilities.
+    """
+
+    num_tokens: Count
+    """Of the prompt and the resumed answer; the first token's position."""
+    sampling: Sampling
+    """With the seed resolved."""
+
+
 class Chunk(LeaseMessage, tag="chunk", frozen=True, kw_only=True):
     """These blocks of a running prefill are written, or will be once `event` is seen."""
 
@@ -152,6 +164,8 @@ class Chunk(LeaseMessage, tag="chunk", frozen=True, kw_only=True):
     """Blocks for which decoded must have room: prompt and answer."""
     event: Slot | None = None
     """Slot in the event ring; None where the blocks are written already."""
+    first_step: FirstStep | None = None
+    """With the last blocks of a prompt: decoded may begin before HANDOFF comes."""
 
 
 class RequestState(Part, frozen=True, kw_only=True):

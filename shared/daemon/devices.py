@@ -14,7 +14,7 @@ import torch
 from shared.errors import EnvironmentUnsupportedError
 from shared.kv.cuda_driver import CudaDriver
 from shared.kv.cuda_preflight import inspect, require
-from shared.kv.errors import CudaCallError
+from shared.kv.errors import CudaCallError, CudaNotReadyError
 from shared.kv.machine_probe import MachineProbe
 
 if TYPE_CHECKING:
@@ -70,12 +70,15 @@ def require_device(
     Raises:
         EnvironmentUnsupportedError: The pool cannot work on it; the message names why, and the
             hint what to do.
+        CudaNotReadyError: The driver is not ready yet, as at boot.
     """
     if text == CPU:
         return resolve_device(text)
     probe = probe or MachineProbe()
     try:
         device = resolve_device(text, load=probe.gpus)
+    except CudaNotReadyError:
+        raise
     except CudaCallError:
         # The driver's own words are often only that it does not start.
         require(inspect(probe, device=text))

@@ -23,6 +23,7 @@ class Machine:
     node_faults: Mapping[str, str] = field(default_factory=dict)
     driver_status: int = 0
     cupy: str | None = None
+    compiler: str | None = None
     torch_cuda: str | None = "13.0"
     modes: Mapping[int, int] = field(default_factory=dict)
     peers: bool = True
@@ -42,6 +43,9 @@ class Machine:
 
     def cupy_fault(self) -> str | None:
         return self.cupy
+
+    def compiler_fault(self) -> str | None:
+        return self.compiler
 
     def memory(self, index: int) -> Memory:
         assert index == 0

@@ -102,7 +102,7 @@ def test_a_mapping_that_is_still_looked_into_is_closed_later(peer: Peer) -> None
     [
         ({"pool_bytes": 1 << 22}, "announced with 4194304 bytes"),
         ({"num_blocks": 1 << 20}, "1048576 blocks of this layout"),
-        ({"control_slots": 5}, "the control page has 32 bytes, and must have 40"),
+        ({"control_slots": 5}, "the control page has 64 bytes, and must have 80"),
         ({"proof_bytes": 4096}, "a proof of 4096 bytes does not fit"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_pool_that_cannot_be_is_refused(peer: Peer) -> None:
 
 
 def test_descriptors_in_the_wrong_order_are_no_pool(peer: Peer) -> None:
-    with pytest.raises(PoolMappingError, match="the pool has 32 bytes"):
+    with pytest.raises(PoolMappingError, match="the pool has 64 bytes"):
         PeerPool(peer.map_message(), peer.fds[::-1], LAYOUT, CPU_DEVICE)
 
 

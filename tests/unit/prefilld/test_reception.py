@@ -127,6 +127,39 @@ def test_a_full_queue_is_busy_and_says_when_to_come_back(play: Play) -> None:
     play(scene, prefilld__max_waiting=2)
 
 
+def take_nothing_for_quick(world: World) -> None:
+    """Have every request judged on the other thread."""
+    world.reception._admission.is_quick = lambda _: False  # type: ignore[method-assign]
+
+
+def test_a_quick_request_is_judged_at_once_unless_another_is_before_it(play: Play) -> None:
+    """Waking two threads takes longer; but nobody is overtaken by a shorter prompt."""
+
+    async def scene(world: World) -> None:
+        may_judge, order = threading.Event(), []
+        judge = world.reception._admission.judge
+
+        def noting_judge(message: wire.Generate, bounds: Bounds) -> Prompt:
+            order.append((message.id, threading.current_thread() is threading.main_thread()))
+            return judge(message, bounds)
+
+        world.reception._admission.judge = noting_judge  # type: ignore[method-assign]
+        for name, prompt in (("ids", [1]), ("text", "hello")):
+            user = world.ask(wire.Generate(prompt=prompt, id=name, raw=True))
+            await user.until_received(wire.Accepted)
+        world.reception._judges.submit(may_judge.wait)
+        users = [
+            world.ask(wire.Generate(prompt=prompt, id=name, raw=True))
+            for name, prompt in (("long", "ab " * 400), ("behind", [1]))
+        ]
+        await until(lambda: len(world.reception.judging_since_s) == len(users))
+        may_judge.set()
+        await users[1].until_received(wire.Accepted)
+        assert order == [("ids", True), ("text", True), ("long", False), ("behind", False)]
+
+    play(scene)
+
+
 def test_requests_that_are_being_judged_count_as_waiting(play: Play) -> None:
     """Otherwise a burst would be tokenised without bound before the queue is looked at."""
 
@@ -139,6 +172,7 @@ def test_requests_that_are_being_judged_count_as_waiting(play: Play) -> None:
             return judge(*args)
 
         world.reception._admission.judge = slow_judge  # type: ignore[method-assign]
+        take_nothing_for_quick(world)
         users = [world.ask(wire.Generate(prompt=[1])) for _ in range(3)]
         assert (await users[2].error()).code == "busy"
         assert not world.reception.is_idle
@@ -164,6 +198,7 @@ def test_a_draining_daemon_takes_nothing_new(play: Play) -> None:
 def test_a_client_that_left_while_it_was_judged_is_not_queued(play: Play) -> None:
     async def scene(world: World) -> None:
         may_judge = threading.Event()
+        take_nothing_for_quick(world)
         world.reception._judges.submit(may_judge.wait)  # the one thread is busy with another
         user = world.ask(wire.Generate(prompt="hello", raw=True))
         await until(lambda: not world.reception.is_idle)

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from shared.daemon.devices import Device, require_device, resolve_device
 from shared.errors import EnvironmentUnsupportedError
+from shared.kv.errors import CudaNotReadyError
 from tests.support.fake_machine import Machine
 
 ONE = "GPU-aa00aa00-0000-1111-2222-333344445555"
@@ -114,6 +115,12 @@ def test_a_driver_that_does_not_start_is_told_by_what_is_wrong() -> None:
     machine = Machine(driver_status=999, node_faults={"/dev/nvidia-uvm": "Operation not permitted"})
     with pytest.raises(EnvironmentUnsupportedError, match="nvidia-uvm does not open: Operation"):
         required("cuda", "cuda", machine)
+
+
+def test_a_driver_that_is_not_ready_yet_is_waited_for_by_another_start() -> None:
+    """At boot the fabric manager may come up after us; nothing of the machine is amiss."""
+    with pytest.raises(CudaNotReadyError, match="not ready yet"):
+        required("cuda", "cuda", Machine(driver_status=802))
 
 
 def test_a_cpu_is_not_inspected() -> None:
