@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.benchmarks.gpu_shown import BOUNDS, PHASES, missed, write_results
+from tests.benchmarks.gpu_shown import PHASES, write_results
+from tests.benchmarks.shown_bounds import BOUNDS, missed
 
 
 def test_every_phase_says_what_it_must_keep_to() -> None:

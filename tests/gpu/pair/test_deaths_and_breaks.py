@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.gpu_shown import Sizes, deaths, missed, steadiness
+from tests.benchmarks.gpu_shown import Sizes, deaths, steadiness
+from tests.benchmarks.shown_bounds import missed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

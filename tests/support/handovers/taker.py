@@ -23,7 +23,6 @@ from decoded.lease_effects import (
     SendRelease,
     Unreserve,
 )
-from decoded.mapping import PeerPool
 from decoded.overlapped_turns import OverlappedTurns
 from decoded.turns import CopyJob
 from protocol.descriptors import close_all
@@ -46,6 +45,7 @@ from tests.support.handovers.plan import (
     PoolTold,
     Report,
 )
+from tests.support.handovers.readings import POOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decoded.link import LinkSession
+    from decoded.mapping import PeerPool
     from decoded.turns import CopyDone
     from shared.engine.decoding import DecodeStep, PreparedStep
     from shared.engine.device_stream import Mark
@@ -63,27 +64,6 @@ POLL_S = 20e-6
 
 MAX_COPY_BLOCKS = 64
 """Blocks that are given to the engine in one turn, of all leases."""
-
-
-class _Unpolled(PeerPool):
-    """Believes every block to be written."""
-
-    def is_written(self, event: int | None) -> bool:
-        return True
-
-
-class _Unfenced(PeerPool):
-    """Believes every lease to stand."""
-
-    def stands(self, slot: int, generation: int) -> bool:
-        return True
-
-
-POOLS = {
-    "as decoded does": PeerPool,
-    "without the event": _Unpolled,
-    "without the generation": _Unfenced,
-}
 
 
 class _NothingToDecode:
