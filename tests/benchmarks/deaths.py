@@ -94,6 +94,7 @@ def check_deaths(folder: Path, load: Load) -> Figures:
 
 def _kill_prefilld(pair: Pair, running: _Running) -> Figures:
     load, pool = running.load, pair.status()["pool"]
+    pool_bytes: int = pool["total"] * pool["block_bytes"]
     running.begin()
     held_bytes = gpu_free_bytes(load.devices[0])
     killed_ns, ended_ns = _kill(pair, "prefilld")
@@ -101,7 +102,7 @@ def _kill_prefilld(pair: Pair, running: _Running) -> Figures:
     def is_unmapped() -> bool:
         if load.is_on_gpus:  # the driver keeps the memory until nobody maps it
             free_bytes = gpu_free_bytes(load.devices[0]) - held_bytes
-            return free_bytes > NEARLY_ALL * pool["total"] * pool["block_bytes"]
+            return free_bytes > NEARLY_ALL * pool_bytes
         maps = Path(f"/proc/{pair.process('decoded').pid}/maps").read_text()
         return "memfd:kvpair-pool" not in maps
 
@@ -117,7 +118,7 @@ def _kill_prefilld(pair: Pair, running: _Running) -> Figures:
         "prefilld_killed_itl_p50_ms": statistics.median(gaps_ms),
         "prefilld_killed_itl_max_ms": max(gaps_ms),
         "prefilld_killed_unmapped_s": unmapped_s,
-        "prefilld_killed_pool_gib": pool["total"] * pool["block_bytes"] / GIB,
+        "prefilld_killed_pool_gib": pool_bytes / GIB,
         **recovery,
     }
 

@@ -3,7 +3,8 @@
     python -m tests.benchmarks.gpu_shown --json FILE --commit HASH
 
 Each phase runs in a process of its own and ends in figures, some of which have bounds.  Exits with
-1 where a phase failed or a bound was missed; what was measured is written all the same.  The phase
+1 where a phase failed or a bound was missed; what was measured is written all the same, and phases
+that are run one by one gather in one file.  The phase
 `smollm2` needs the embedded model's file (`kvpair model fetch smollm2-135m-instruct`).
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import multiprocessing
 import sys
 import tempfile
@@ -18,23 +20,22 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shared.kv.layout import KVLayout
 from tests.benchmarks.deaths import Load, check_deaths
-from tests.benchmarks.gpu_pair import LLAMA_8B, VOCAB_SIZE, write_figures
+from tests.benchmarks.gpu_pair import LLAMA_8B, VOCAB_SIZE, hardware
+from tests.benchmarks.shown_bounds import missed
 from tests.benchmarks.steadiness import check_steadiness
 from tests.support.gpus import device_index, pair_devices
-from tests.support.handovers.plan import Plan
+from tests.support.handovers.plan import BLOCKS_8B, LATE_MS, Plan
 from tests.support.handovers.run import run_handovers
 from tests.support.pair import write_tiny_model
 from tests.support.pool_ends import BothEngines, check_both_ends
 from tests.support.smollm2_answers import (
-    MAX_BFLOAT16_ERROR,
-    MAX_BFLOAT16_FLIPS,
     check_one_process,
     check_pair,
     engine_on,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Figures = dict[str, float]
+
+SMALL_BLOCKS = dataclasses.replace(BLOCKS_8B, num_layers=1)
+"""For a CPU, which makes random bits a hundred times slower."""
 
 POOL_SHARE = {True: 0.6, False: 0.35}
 """Of a GPU's memory, for prefilld's pool: by whether it has the GPU to itself."""
@@ -66,52 +70,11 @@ TRIAL = Sizes(num_handovers=200, num_late=50, num_cycles=4, num_restarts=1)
 """To try the command itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """What a figure must keep to."""
-
-    low: float
-    high: float
-
-
-ENDLESS = float("inf")
-NOTHING = Bound(-ENDLESS, 0)
-
-BOUNDS: dict[str, Bound] = {
-    "handovers_differing": NOTHING,
-    "late_differing": NOTHING,
-    "unasked_differing_share": Bound(0.5, 1.0),
-    "smollm2_bf16_error": Bound(0.0, MAX_BFLOAT16_ERROR),
-    "smollm2_bf16_flips": Bound(0.0, MAX_BFLOAT16_FLIPS),
-    "prefilld_killed_blocks_pending": Bound(1, ENDLESS),
-    "prefilld_killed_itl_max_ms": Bound(0, 1000.0),  # nobody reads a pause of a second as an end
-    "prefilld_killed_unmapped_s": Bound(0, 1.0),
-    "decoded_killed_leases_revoked_ms": Bound(0, 100.0),
-    "decoded_killed_leases_back_ms": Bound(0, 100.0),
-    "cycles_gpu_growth_mib": Bound(-ENDLESS, 4.0),  # two of the driver's pages
-    "restarts_gpu_growth_mib": Bound(-ENDLESS, 4.0),
-    "cycles_prefilld_more_descriptors": NOTHING,
-    "cycles_decoded_more_descriptors": NOTHING,
-    "cycles_prefilld_more_threads": NOTHING,
-    "cycles_decoded_more_threads": NOTHING,
-    "cycles_prefilld_rss_growth_mib": Bound(-ENDLESS, 32.0),  # allocators keep some
-    "cycles_decoded_rss_growth_mib": Bound(-ENDLESS, 32.0),
-}
-"""Of those figures that have one."""
-
-
 def handovers(sizes: Sizes) -> Figures:
     """Compare hand-overs block by block; then with writes that are late, asked for and not."""
     maker, taker = map(device_index, pair_devices())
     plan = Plan(
-        layout=KVLayout(  # blocks of the Llama-3.1-8B shape
-            num_blocks=300,
-            num_layers=32,
-            num_kv_heads=8,
-            block_size=16,
-            head_dim=128,
-            dtype="bfloat16",
-        ),
+        layout=SMALL_BLOCKS if maker is None else BLOCKS_8B,
         maker_device=maker,
         taker_device=taker,
         num_handovers=sizes.num_handovers,
@@ -143,10 +106,6 @@ def handovers(sizes: Sizes) -> Figures:
     return figures
 
 
-LATE_MS = 3.0
-"""How long a kernel spins before each write: long against a message and a pull."""
-
-
 def large_pool(_: Sizes) -> Figures:
     """Serve one request at the bottom and at the top of pools beyond 2^31 elements."""
     device = device_index(pair_devices()[0])
@@ -171,12 +130,12 @@ def smollm2(_: Sizes) -> Figures:
     """Compare the embedded model's answers with the CPU's: one process, pulled, in place."""
     references = exact_references()
     devices = pair_devices()
-    engine = engine_on(devices[1], "float32")
+    engine = engine_on(devices[0], "float32")
     check_one_process(engine, references)
     for access in ("pull", "direct"):
         with tempfile.TemporaryDirectory() as folder:
             check_pair(Path(folder), devices, access, references, engine)
-    roundings = rounding_errors(engine_on(devices[1], "bfloat16"), engine, references)
+    roundings = rounding_errors(engine_on(devices[0], "bfloat16"), engine, references)
     return {
         "smollm2_questions": float(len(references)),
         "smollm2_tokens": float(sum(len(each.ids) for each in references)),
@@ -215,16 +174,12 @@ def deaths(_: Sizes) -> Figures:
                 long_prompt_tokens=16_000,
                 settings={
                     "model.dtype": "bfloat16",
-                    "pool.num_blocks": int(share * total_bytes) // BLOCK_BYTES_8B,
+                    "pool.num_blocks": int(share * total_bytes) // BLOCKS_8B.block_bytes,
                     "decoded.num_blocks": 12_000,
                     "decoded.max_batch": 32,
                 },
             )
         return check_deaths(Path(folder), load)
-
-
-BLOCK_BYTES_8B = 2 << 20
-"""16 tokens of the Llama-3.1-8B shape in bfloat16."""
 
 
 def steadiness(sizes: Sizes) -> Figures:
@@ -248,13 +203,21 @@ PHASES: dict[str, Callable[[Sizes], Figures]] = {
 }
 
 
-def missed(figures: Figures) -> list[str]:
-    """Return in words which figures are out of bounds."""
-    return [
-        f"{name} is {figures[name]:g}, and not {bound.low:g} to {bound.high:g}"
-        for name, bound in BOUNDS.items()
-        if name in figures and not bound.low <= figures[name] <= bound.high
-    ]
+def write_results(figures: Figures, path: Path, commit: str) -> None:
+    """Write figures with where they come from, beside those of other phases that are there."""
+    earlier: dict[str, Any] = {"command": "", "figures": {}}
+    if path.exists():
+        earlier = json.loads(path.read_text())
+    command = " ".join(["python -m tests.benchmarks.gpu_shown", *sys.argv[1:]])
+    commands = [each for each in earlier["command"].split("; ") if each not in ("", command)]
+    document = {
+        "hardware": hardware(),
+        "commit": commit,
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": "; ".join([*commands, command]),
+        "figures": earlier["figures"] | {name: round(each, 4) for name, each in figures.items()},
+    }
+    path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def main() -> int:
@@ -268,7 +231,8 @@ def main() -> int:
     print(f"on {', '.join(pair_devices())}", flush=True)
     figures: Figures = {}
     failed: list[str] = []
-    for name in arguments.phases.split(","):
+    phases = arguments.phases.split(",")
+    for name in phases:
         began_s = time.monotonic()
         # A process of its own gives back all that it took of the GPUs.
         context = multiprocessing.get_context("spawn")
@@ -280,8 +244,11 @@ def main() -> int:
                 traceback.print_exc()
                 failed.append(f"{name} failed")
         print(f"{name}: {time.monotonic() - began_s:.0f} s", flush=True)
-    write_figures(figures, arguments.json, arguments.commit, "tests.benchmarks.gpu_shown")
-    for line in (faults := [*failed, *missed(figures)]):
+        if arguments.json is not None:
+            write_results(figures, arguments.json, arguments.commit)
+    for name, value in figures.items():
+        print(f"{name:36} {value:12.3f}")
+    for line in (faults := [*failed, *missed(figures, phases)]):
         print(line, file=sys.stderr)
     return 1 if faults else 0
 

@@ -48,11 +48,11 @@ NUM_VOCABULARY = 250
 
 def break_link(pair: Pair, name: DaemonName) -> None:
     """Stop a daemon until the other has given it up, and wait until both are one pair again."""
-    client = pair.decoded_client if name == "prefilld" else pair.client
+    status = pair.decoded_status if name == "prefilld" else pair.status
     pair.signal(name, signal.SIGSTOP)
     try:
         wait_until(
-            lambda: client.status()["link"].get("state") != "open",
+            lambda: (status()["link"] or {}).get("state") != "open",
             what=f"the other daemon has given {name} up",
         )
     finally:

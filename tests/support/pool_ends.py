@@ -60,6 +60,8 @@ class Served:
 class _Mapping:
     """What turns ask of a mapped pool."""
 
+    is_on_same_device = True
+
     def __init__(self, kv: Tensor) -> None:
         self.kv = kv
 
@@ -87,6 +89,7 @@ class BothEngines:
         num_prompt_tokens: Of that request.
     """
 
+    @torch.inference_mode()
     def __init__(
         self,
         *,

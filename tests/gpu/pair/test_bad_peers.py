@@ -92,7 +92,7 @@ def test_what_was_never_written_is_never_read(
         assert_serves(daemon, peer, expected)
 
 
-LIES = {
+LIES: dict[str, tuple[dict[str, Any], str]] = {
     "garbage for a handle": ({"pool_handle": GARBAGE}, "handle"),
     "a handle of another length": ({"pool_handle": GARBAGE[:63]}, "handle"),
     "garbage for an event": ({"event_handles": [GARBAGE]}, "shm"),
@@ -106,7 +106,6 @@ def test_a_lie_about_the_pool_is_refused_by_name(
     daemon: Pair, peer: FakePrefilld, expected: list[int], lie: str
 ) -> None:
     """And leaves a decoded that works."""
-    changes: dict[str, Any]
     changes, code = LIES[lie]
     peer.greet()
     peer.offer(peer.map(**changes))

@@ -75,7 +75,6 @@ class _Prompt:
     parts: deque[int]
     """Blocks of each part that is still to be written; the last one comes with the HANDOFF."""
     num_written: int = 0
-    num_told: int = 0
     written: Mark | None = None
     """Where the stream is once all blocks are."""
     digests: list[Tensor] = field(default_factory=list)

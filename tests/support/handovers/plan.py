@@ -11,6 +11,14 @@ from shared.kv.layout import KVLayout
 Reading = Literal["as decoded does", "without the event", "without the generation"]
 """How the taker reads; the latter two leave out what makes it right, and must be found out."""
 
+BLOCKS_8B = KVLayout(
+    num_blocks=300, num_layers=32, num_kv_heads=8, block_size=16, head_dim=128, dtype="bfloat16"
+)
+"""2 MiB each, as of the Llama-3.1-8B shape; so few that they are recycled all the time."""
+
+LATE_MS = 3.0
+"""How long a kernel spins before each write: long against a message and a pull."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -23,12 +23,11 @@ from decoded.lease_effects import (
     SendRelease,
     Unreserve,
 )
-from decoded.mapping import PeerPool
 from decoded.overlapped_turns import OverlappedTurns
-from decoded.turns import CopyJob, EagerTurns
+from decoded.turns import CopyJob
 from protocol.descriptors import close_all
 from shared.daemon.devices import Device
-from shared.engine.block_puller import CudaPuller
+from shared.engine.block_puller import CudaPuller, EagerPuller
 from shared.engine.device_stream import DeviceStream
 from shared.kv.allocator import BlockAllocator
 from shared.kv.cuda_pool import LocalCudaPool
@@ -46,6 +45,7 @@ from tests.support.handovers.plan import (
     PoolTold,
     Report,
 )
+from tests.support.handovers.readings import POOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,8 +54,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decoded.link import LinkSession
+    from decoded.mapping import PeerPool
     from decoded.turns import CopyDone
-    from shared.engine.decoding import DecodeStep
+    from shared.engine.decoding import DecodeStep, PreparedStep
     from shared.engine.device_stream import Mark
 
 POLL_S = 20e-6
@@ -65,27 +66,6 @@ MAX_COPY_BLOCKS = 64
 """Blocks that are given to the engine in one turn, of all leases."""
 
 
-class _Unpolled(PeerPool):
-    """Believes every block to be written."""
-
-    def is_written(self, event: int | None) -> bool:
-        return True
-
-
-class _Unfenced(PeerPool):
-    """Believes every lease to stand."""
-
-    def stands(self, slot: int, generation: int) -> bool:
-        return True
-
-
-POOLS = {
-    "as decoded does": PeerPool,
-    "without the event": _Unpolled,
-    "without the generation": _Unfenced,
-}
-
-
 class _NothingToDecode:
     """A decoder without sequences."""
 
@@ -93,6 +73,9 @@ class _NothingToDecode:
     num_in_flight = 0
 
     def set_peer(self, kv: Tensor | None) -> None:
+        raise NotImplementedError
+
+    def prepare(self, step: DecodeStep) -> PreparedStep:
         raise NotImplementedError
 
     def launch(self, steps: Sequence[DecodeStep]) -> None:
@@ -148,12 +131,10 @@ class Taker:
         self._words = words_of(pool.kv)
         self._factors = digest_factors(plan.layout, torch_device)
         self._stream = DeviceStream(torch_device)
-        self._turns = (
-            EagerTurns(_NothingToDecode(), pool.kv)
-            if index is None
-            else OverlappedTurns(
-                _NothingToDecode(), CudaPuller(pool.kv), event_timeout_s=plan.timeout_s
-            )
+        self._turns = OverlappedTurns(
+            _NothingToDecode(),
+            EagerPuller(pool.kv) if index is None else CudaPuller(pool.kv),
+            event_timeout_s=plan.timeout_s,
         )
         self._allocator = BlockAllocator(plan.layout.num_blocks)
         self._digested: deque[_Digested] = deque()
