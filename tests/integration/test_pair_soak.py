@@ -1,0 +1,89 @@
+"""Many random requests against pools for three: right answers, true counts, and nothing left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.even_model import write_even_model
+from tests.support.link_peers import load_host
+from tests.support.pair import Pair
+from tests.support.soak_plans import LARGEST_REQUEST_TOKENS
+from tests.support.soak_run import SoakRun
+from tests.support.solo import SoloEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SEEDS = {"pull": 20_261_129, "direct": 20_261_130}
+NUM_REQUESTS, NUM_WARMUP = 500, 100
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 1 + 2 * -(-LARGEST_REQUEST_TOKENS // BLOCK_SIZE)
+"""Two of the largest requests, or about three of all kinds."""
+
+GROWTH_BYTES = 4 << 20
+"""Between two moments of one heap; 400 requests that each left 16 kB would be beyond it."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_even_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, _one_torch_thread: None) -> SoloEngine:
+    return SoloEngine(load_host(model))
+
+
+@pytest.fixture(scope="module", params=SEEDS)
+def run(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    model: Path,
+    engine: SoloEngine,
+) -> Iterator[SoakRun]:
+    """The requests of one seed, carried out; each test looks at it from another side."""
+    access = request.param
+    settings = {
+        "pool.num_blocks": NUM_BLOCKS,
+        "pool.access": access,
+        "decoded.num_blocks": NUM_BLOCKS,
+        "prefilld.token_budget": 64,
+        "prefilld.max_waiting": 10,
+        "log.level": "info",
+    }
+    with Pair(tmp_path_factory.mktemp("s"), model=model, settings=settings) as pair:
+        yield SoakRun(
+            pair, engine, seed=SEEDS[access], num_requests=NUM_REQUESTS, num_warmup=NUM_WARMUP
+        )
+
+
+def test_each_answer_is_the_one_that_its_request_gets_alone(run: SoakRun) -> None:
+    """Also what was delivered of those that were cancelled."""
+    run.check_answers()
+
+
+def test_daemons_count_the_endings_that_clients_saw(run: SoakRun) -> None:
+    run.check_counts()
+
+
+def test_logs_tell_each_ending_once(run: SoakRun) -> None:
+    run.check_logs()
+
+
+def test_nothing_is_left_in_use(run: SoakRun) -> None:
+    run.check_nothing_is_left()
+
+
+def test_memory_descriptors_and_threads_stay_as_they_were(run: SoakRun) -> None:
+    run.check_flat(growth_bytes=GROWTH_BYTES)
+
+
+def test_the_pools_were_crowded_and_clients_left_in_every_way(run: SoakRun) -> None:
+    run.check_pressure()
