@@ -106,7 +106,11 @@ def check_repeated(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GreedyReference:
-    """A prompt, transformers' greedy answer to it, and how sure each of its choices was."""
+    """A prompt, the reference's greedy answer to it, and how sure each of its choices was.
+
+    The reference is transformers, or where a GPU is tried, this project's one process on the CPU,
+    which other tests hold to transformers.
+    """
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -132,13 +136,26 @@ class GreedyReference:
                 output_logits=True,
                 return_dict_in_generate=True,
             )
-        logits = torch.cat(output.logits)
+        ids = output.sequences[0, len(prompt_ids) :].tolist()
+        return cls.of_choices(prompt_ids, ids, torch.cat(output.logits))
+
+    @classmethod
+    def of_choices(
+        cls, prompt_ids: Sequence[int], ids: Sequence[int], logits: Tensor
+    ) -> GreedyReference:
+        """Take an answer for the reference.
+
+        Args:
+            prompt_ids: What it answers.
+            ids: The answer.
+            logits: [num_tokens, vocab_size], what each of its tokens was chosen from.
+        """
         best, second = logits.topk(2).values.unbind(-1)
         (uncertain,) = (best - second < MIN_MARGIN).nonzero(as_tuple=True)
-        num_certain = int(uncertain[0]) if len(uncertain) else num_tokens
+        num_certain = int(uncertain[0]) if len(uncertain) else len(ids)
         return cls(
             prompt_ids=tuple(prompt_ids),
-            ids=tuple(output.sequences[0, len(prompt_ids) :].tolist()),
+            ids=tuple(ids),
             num_certain=num_certain,
             uncertain_logits=logits[num_certain].clone() if len(uncertain) else None,
         )
