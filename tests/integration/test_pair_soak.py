@@ -9,8 +9,7 @@ import pytest
 from tests.support.even_model import write_even_model
 from tests.support.link_peers import load_host
 from tests.support.pair import Pair
-from tests.support.soak_plans import LARGEST_REQUEST_TOKENS
-from tests.support.soak_run import SoakRun
+from tests.support.soak_run import SOAK_SETTINGS, SoakRun
 from tests.support.solo import SoloEngine
 
 if TYPE_CHECKING:
@@ -22,10 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SEEDS = {"pull": 20_261_129, "direct": 20_261_130}
 NUM_REQUESTS, NUM_WARMUP = 500, 100
-
-BLOCK_SIZE = 16
-NUM_BLOCKS = 1 + 2 * -(-LARGEST_REQUEST_TOKENS // BLOCK_SIZE)
-"""Two of the largest requests, or about three of all kinds."""
 
 GROWTH_BYTES = 4 << 20
 """Between two moments of one heap; 400 requests that each left 16 kB would be beyond it."""
@@ -50,14 +45,7 @@ def run(
 ) -> Iterator[SoakRun]:
     """The requests of one seed, carried out; each test looks at it from another side."""
     access = request.param
-    settings = {
-        "pool.num_blocks": NUM_BLOCKS,
-        "pool.access": access,
-        "decoded.num_blocks": NUM_BLOCKS,
-        "prefilld.token_budget": 64,
-        "prefilld.max_waiting": 10,
-        "log.level": "info",
-    }
+    settings = {**SOAK_SETTINGS, "pool.access": access}
     with Pair(tmp_path_factory.mktemp("s"), model=model, settings=settings) as pair:
         yield SoakRun(
             pair, engine, seed=SEEDS[access], num_requests=NUM_REQUESTS, num_warmup=NUM_WARMUP

@@ -15,15 +15,14 @@ from tests.support.tiny_gguf import TinyGguf, context_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-NUM_LAYERS = 2
 CONTEXT_TOKENS = 4096
 LOGIT_STD = 4.0
 """Greedy answers vary, and few choices are close."""
 
 
-def write_even_model(folder: Path) -> Path:
+def write_even_model(folder: Path, *, num_layers: int = 2) -> Path:
     """Write the model's file and return its path."""
-    recipe = TinyGguf(num_layers=NUM_LAYERS, metadata=context_of(CONTEXT_TOKENS))
+    recipe = TinyGguf(num_layers=num_layers, metadata=context_of(CONTEXT_TOKENS))
     for name, tensor in recipe.tensors.items():
         if name.endswith("norm.weight"):
             recipe.tensors[name] = 1 + 0.1 * tensor

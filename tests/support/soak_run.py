@@ -8,13 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.exposition import Exposition
 from tests.support.footprint import Footprint
-from tests.support.pair import DAEMONS, DaemonName, Pair, wait_until
+from tests.support.pair import DAEMONS
 from tests.support.soak import Soak
-from tests.support.soak_plans import Conduct, draw_plans
+from tests.support.soak_plans import LARGEST_REQUEST_TOKENS, Conduct, draw_plans
+from tests.support.solo import resume_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.support.pair import Pair
     from tests.support.soak import Outcome
     from tests.support.solo import SoloEngine
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 1 + 2 * -(-LARGEST_REQUEST_TOKENS // BLOCK_SIZE)
+"""Two of the largest requests, or about three of all kinds."""
+
+SOAK_SETTINGS: Mapping[str, object] = {
+    "pool.num_blocks": NUM_BLOCKS,
+    "decoded.num_blocks": NUM_BLOCKS,
+    "prefilld.token_budget": 64,
+    "prefilld.max_waiting": 10,
+    "log.level": "info",
+}
+"""Of the pair: crowded pools, prompts of several chunks, a queue that is full at times."""
 
 CONCURRENCY = 16
 """Several times as many as the pools hold, so that most requests wait somewhere."""
@@ -34,20 +51,32 @@ class SoakRun:
         seed: Of all that is random; told on stderr, where a failed test shows it.
         num_requests: How many there are.
         num_warmup: After so many of them the pair has what memory it needs.
+        devices: prefilld's and decoded's.
     """
 
     def __init__(
-        self, pair: Pair, engine: SoloEngine, *, seed: int, num_requests: int, num_warmup: int
+        self,
+        pair: Pair,
+        engine: SoloEngine,
+        *,
+        seed: int,
+        num_requests: int,
+        num_warmup: int,
+        devices: tuple[str, str] = ("cpu", "cpu"),
     ) -> None:
         print(f"the soak's seed is {seed}", file=sys.stderr)
-        self.pair, self._engine = pair, engine
+        self.pair, self._engine, self._devices = pair, engine, devices
         plans = draw_plans(seed, num_requests)
         self._solos = {plan: engine.answer(plan) for plan in plans}
-        asks = [(plan, engine.resume_of(plan, solo)) for plan, solo in self._solos.items()]
+        fingerprint = pair.status()["fingerprint"]
+        asks = [
+            (plan, resume_of(plan, solo, fingerprint=fingerprint))
+            for plan, solo in self._solos.items()
+        ]
         soak = Soak(pair, concurrency=CONCURRENCY)
         self.outcomes = soak.run(asks[:num_warmup])
         pair.wait_settled()
-        self._before = footprints(pair)
+        self._before = Footprint.of(pair, devices)
         self.outcomes += soak.run(asks[num_warmup:])
         pair.wait_settled()
 
@@ -134,19 +163,21 @@ class SoakRun:
         sequences = self.pair.decoded_status()["sequences"]
         assert not any(sequences.values()), sequences
 
-    def check_flat(self, *, growth_bytes: int) -> None:
-        """Fail unless neither daemon holds more than after the warm-up.
+    def check_flat(self, *, growth_bytes: int, gpu_growth_bytes: int = 0) -> None:
+        """Fail unless the pair takes no more of its machine than after the warm-up.
 
         Args:
-            growth_bytes: How much its memory may have grown nevertheless.
+            growth_bytes: How much a daemon's memory may have grown nevertheless.
+            gpu_growth_bytes: The same of a GPU's memory that is in use.
         """
-        for name, before in self._before.items():
-            wait_until(
-                lambda name=name, before=before: not _has_more(footprint(self.pair, name), before),
-                what=f"{name} has as many descriptors and threads as after the warm-up: {before}",
-            )
-            grown_bytes = footprint(self.pair, name).memory_bytes - before.memory_bytes
+        after = Footprint.of(self.pair, self._devices)
+        for name, now in after.processes.items():
+            before = self._before.processes[name]
+            assert now.num_descriptors <= before.num_descriptors, (name, before, now)
+            assert now.num_threads <= before.num_threads, (name, before, now)
+            grown_bytes = now.resident_bytes - before.resident_bytes
             assert grown_bytes <= growth_bytes, f"{name} has grown by {grown_bytes} bytes"
+        assert after.gpu_growth_bytes(self._before) <= gpu_growth_bytes
 
     def check_pressure(self) -> None:
         """Fail unless the run was what it is meant to be: crowded, impatient, and answered."""
@@ -174,17 +205,3 @@ class SoakRun:
             told = Exposition(client.metrics())
             counted.update(told.by_label("kvpair_requests_failed_total", "code"))
         return counted
-
-
-def footprint(pair: Pair, name: DaemonName) -> Footprint:
-    """Return what a daemon holds now."""
-    return Footprint.of(pair.process(name).pid)
-
-
-def footprints(pair: Pair) -> dict[DaemonName, Footprint]:
-    """Return what both daemons hold now."""
-    return {name: footprint(pair, name) for name in DAEMONS}
-
-
-def _has_more(now: Footprint, before: Footprint) -> bool:
-    return now.num_descriptors > before.num_descriptors or now.num_threads > before.num_threads

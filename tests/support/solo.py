@@ -17,15 +17,16 @@ from shared.daemon.sampling import sampling_params
 from shared.engine.local import LocalEngine
 from shared.model.answer import AnswerAssembler
 from tests.support.margin_rule import MAX_LOGIT_DIFFERENCE, MIN_MARGIN, lead_of
+from tests.support.soak_plans import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from protocol.exchange import Options
     from protocol.messages import TokenLogprob
     from shared.daemon.model_host import ModelHost
-    from shared.model.answer import Piece
     from shared.ops.sampling import SamplingParams
-    from tests.support.soak_plans import Plan
+    from tests.support.watched_streams import Ask, Delivered
 
 NUM_BLOCKS = 256
 
@@ -42,6 +43,31 @@ class Solo:
     """Those that it brings, being the rest of an answer."""
 
 
+def plan_of(ask: Ask) -> Plan:
+    """Return the same request as a plan: it is read to its end."""
+    options: Options = {
+        "max_tokens": ask.max_tokens,
+        "sampling": ask.sampling,
+        "ignore_eos": True,
+    }
+    return Plan(id=f"{ask.prompt[:4]}…", prompt=ask.prompt, options=options)
+
+
+def resume_of(plan: Plan, solo: Solo, *, fingerprint: str) -> Resume | None:
+    """Return what a client brings that goes on with an answer; None for one from the start.
+
+    Args:
+        plan: The request.
+        solo: Its answer.
+        fingerprint: Of the pair's model.
+    """
+    if plan.resumed_share is None:
+        return None
+    seed = plan.sampling.seed
+    assert seed is not None
+    return Resume(attempt=1, seed=seed, fingerprint=fingerprint, ids=[*solo.brought_ids])
+
+
 class SoloEngine:
     """Answers requests one by one, and judges others' answers by its own.
 
@@ -52,6 +78,7 @@ class SoloEngine:
     def __init__(self, host: ModelHost) -> None:
         self._host = host
         self._engine = LocalEngine(host.model, num_blocks=NUM_BLOCKS)
+        self._known: dict[Ask, Solo] = {}
 
     def answer(self, plan: Plan) -> Solo:
         """Return a request's answer, from where it is to be resumed."""
@@ -72,15 +99,17 @@ class SoloEngine:
             brought_ids=brought,
         )
 
-    def resume_of(self, plan: Plan, solo: Solo) -> Resume | None:
-        """Return what a client brings that goes on with an answer; None for one from the start."""
-        if plan.resumed_share is None:
-            return None
-        seed = plan.sampling.seed
-        assert seed is not None
-        return Resume(
-            attempt=1, seed=seed, fingerprint=self._host.fingerprint, ids=[*solo.brought_ids]
-        )
+    def check_delivered(self, asks: Sequence[Ask], results: Sequence[Delivered]) -> None:
+        """Fail unless answers are whole, and those of one process."""
+        for ask, delivered in zip(asks, results, strict=True):
+            plan = plan_of(ask)
+            if ask not in self._known:
+                self._known[ask] = self.answer(plan)
+            solo, end = self._known[ask], delivered.end
+            assert end is not None
+            assert (end.reason, end.usage.completion_tokens) == ("length", ask.max_tokens)
+            if self.check_ids(plan, solo, delivered.ids, is_whole=True):
+                assert delivered.text == solo.text
 
     def check_ids(self, plan: Plan, solo: Solo, ids: Sequence[int], *, is_whole: bool) -> bool:
         """Fail unless ids are those of one process, or differ from them by a close choice.
@@ -141,7 +170,7 @@ class SoloEngine:
             return 0
         assembler, places = self._assembler(plan), [0]
         for token_id in sampled:
-            piece: Piece = assembler.push(token_id)
+            piece = assembler.push(token_id)
             if piece.ids:
                 places.append(piece.index + len(piece.ids))
             if piece.finish is not None:
