@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.even_model import write_even_model
 from tests.support.kills import Recovery, asks_of, check_kills
-from tests.support.link_peers import load_host
 from tests.support.pair import Pair
 from tests.support.solo import SoloEngine
 
@@ -24,19 +22,9 @@ NUM_SEEDS, NUM_ROUNDS = 2, 5
 NUM_TOKENS = 150
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_even_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path, _one_torch_thread: None) -> SoloEngine:
-    return SoloEngine(load_host(model))
-
-
 @pytest.fixture(scope="module", params=["pull", "direct"])
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model: Path
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, even_model: Path
 ) -> Iterator[Pair]:
     """Chunks of 64 tokens, so that kills also fall between two of them."""
     settings = {
@@ -44,7 +32,7 @@ def pair(
         "log.level": "info",
         "pool.access": request.param,
     }
-    with Pair(tmp_path_factory.mktemp("k"), model=model, settings=settings) as running:
+    with Pair(tmp_path_factory.mktemp("k"), model=even_model, settings=settings) as running:
         yield running
 
 
@@ -61,7 +49,9 @@ def recovery(request: pytest.FixtureRequest) -> Iterator[Recovery]:
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_kills_of_either_daemon_change_no_answer(
-    pair: Pair, engine: SoloEngine, recovery: Recovery, seed: int
+    pair: Pair, solo_engine: SoloEngine, recovery: Recovery, seed: int
 ) -> None:
     """At random moments between the first and the last of the tokens."""
-    check_kills(pair, engine, recovery, seed=seed, num_rounds=NUM_ROUNDS, asks=asks_of(NUM_TOKENS))
+    check_kills(
+        pair, solo_engine, recovery, seed=seed, num_rounds=NUM_ROUNDS, asks=asks_of(NUM_TOKENS)
+    )

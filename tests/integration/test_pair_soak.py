@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.even_model import write_even_model
-from tests.support.link_peers import load_host
 from tests.support.pair import Pair
 from tests.support.soak_run import SOAK_SETTINGS, SoakRun
 from tests.support.solo import SoloEngine
@@ -26,29 +24,19 @@ GROWTH_BYTES = 4 << 20
 """Between two moments of one heap; 400 requests that each left 16 kB would be beyond it."""
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_even_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path, _one_torch_thread: None) -> SoloEngine:
-    return SoloEngine(load_host(model))
-
-
 @pytest.fixture(scope="module", params=SEEDS)
 def run(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    model: Path,
-    engine: SoloEngine,
+    even_model: Path,
+    solo_engine: SoloEngine,
 ) -> Iterator[SoakRun]:
     """The requests of one seed, carried out; each test looks at it from another side."""
     access = request.param
     settings = {**SOAK_SETTINGS, "pool.access": access}
-    with Pair(tmp_path_factory.mktemp("s"), model=model, settings=settings) as pair:
+    with Pair(tmp_path_factory.mktemp("s"), model=even_model, settings=settings) as pair:
         yield SoakRun(
-            pair, engine, seed=SEEDS[access], num_requests=NUM_REQUESTS, num_warmup=NUM_WARMUP
+            pair, solo_engine, seed=SEEDS[access], num_requests=NUM_REQUESTS, num_warmup=NUM_WARMUP
         )
 
 
