@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.pair import Pair
-from tests.support.soak_run import SOAK_SETTINGS, SoakRun
+from tests.support.soak_run import SoakRun, soak_settings
 from tests.support.solo import SoloEngine
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ def run(
 ) -> Iterator[SoakRun]:
     """The requests of one seed, carried out; each test looks at it from another side."""
     access = request.param
-    settings = {**SOAK_SETTINGS, "pool.access": access}
-    with Pair(tmp_path_factory.mktemp("s"), model=even_model, settings=settings) as pair:
+    with Pair(
+        tmp_path_factory.mktemp("s"), model=even_model, settings=soak_settings(access)
+    ) as pair:
         yield SoakRun(
             pair, solo_engine, seed=SEEDS[access], num_requests=NUM_REQUESTS, num_warmup=NUM_WARMUP
         )

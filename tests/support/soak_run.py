@@ -10,28 +10,23 @@ from tests.support.exposition import Exposition
 from tests.support.footprint import Footprint
 from tests.support.pair import DAEMONS
 from tests.support.soak import Soak
-from tests.support.soak_plans import LARGEST_REQUEST_TOKENS, Conduct, draw_plans
+from tests.support.soak_plans import (
+    LONGEST_ANSWER_TOKENS,
+    LONGEST_PROMPT_TOKENS,
+    Conduct,
+    draw_plans,
+)
 from tests.support.solo import resume_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tests.support.pair import Pair
     from tests.support.soak import Outcome
     from tests.support.solo import SoloEngine
 
 BLOCK_SIZE = 16
-NUM_BLOCKS = 1 + 2 * -(-LARGEST_REQUEST_TOKENS // BLOCK_SIZE)
-"""Two of the largest requests, or about three of all kinds."""
-
-SOAK_SETTINGS: Mapping[str, object] = {
-    "pool.num_blocks": NUM_BLOCKS,
-    "decoded.num_blocks": NUM_BLOCKS,
-    "prefilld.token_budget": 64,
-    "prefilld.max_waiting": 10,
-    "log.level": "info",
-}
-"""Of the pair: crowded pools, prompts of several chunks, a queue that is full at times."""
+PROMPT_BLOCKS = -(-LONGEST_PROMPT_TOKENS // BLOCK_SIZE)
+ANSWER_BLOCKS = -(-LONGEST_ANSWER_TOKENS // BLOCK_SIZE) + 1
+"""And one that is shared with the prompt."""
 
 CONCURRENCY = 16
 """Several times as many as the pools hold, so that most requests wait somewhere."""
@@ -40,6 +35,22 @@ MOST_CLOSE_CHOICES = 5
 """Answers that may differ from their solo run by the margin rule; 0 or 1 of 500 are seen."""
 
 ENDINGS = ("stop", "length", "cancelled")
+
+
+def soak_settings(access: str) -> dict[str, object]:
+    """Return a pair's settings: crowded pools, prompts of several chunks, a queue full at times.
+
+    Each pool has room for two of the largest requests, or about three of all kinds.
+    """
+    read_in_place = PROMPT_BLOCKS if access == "direct" else 0
+    return {
+        "pool.access": access,
+        "pool.num_blocks": 1 + 2 * (PROMPT_BLOCKS + ANSWER_BLOCKS),
+        "decoded.num_blocks": 1 + 2 * (PROMPT_BLOCKS + ANSWER_BLOCKS - read_in_place),
+        "prefilld.token_budget": 64,
+        "prefilld.max_waiting": 10,
+        "log.level": "info",
+    }
 
 
 class SoakRun:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.gpus import pair_devices
 from tests.support.pair import Pair
-from tests.support.soak_run import SOAK_SETTINGS, SoakRun
+from tests.support.soak_run import SoakRun, soak_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +35,10 @@ def run(
     first, second = pair_devices()
     devices = (first, second if request.param == "pull" else first)
     settings = {
-        **SOAK_SETTINGS,
+        **soak_settings(request.param),
         "prefilld.device": devices[0],
         "decoded.device": devices[1],
         "decoded.max_batch": 16,
-        "pool.access": request.param,
     }
     with Pair(
         tmp_path_factory.mktemp("s"), model=model, settings=settings, start_timeout_s=200
