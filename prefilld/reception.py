@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from prefilld.admission import Admission, Bounds
-from prefilld.answers import end_of
 from prefilld.casualties import poisoned_error
 from prefilld.request import Prompt, Request
 from prefilld.scheduler import QueueFullError
@@ -181,8 +180,7 @@ class Reception:
             self._service.log.info("request.prompt", request_id=request.id, text=text)
         client.send(self._accepted(request, cached_tokens))
         if resumed.finish is not None:  # what it resumes was a whole answer already
-            self._metrics.ended.labels(resumed.finish).inc()
-            client.finish(end_of(request, resumed.finish, self._service.clock.monotonic_ns()))
+            self._serving.end(request, resumed.finish)
         elif client.is_cancelled:
             self._serving.cancel(client)
 

@@ -179,7 +179,7 @@ class Serving:
             request.delivered = piece.index + len(piece.ids)
         self._metrics.first_token(request)
         if piece.finish is not None:
-            self._end(request, piece.finish)
+            self.end(request, piece.finish)
             return
         request.deadline_s = self._now_s() + self._service.config.limits.request_timeout_s
         self._desk.ready(request)
@@ -240,14 +240,14 @@ class Serving:
 
     def _give_up(self, request: Request, error: RequestError | None) -> None:
         if error is None:
-            self._end(request, "cancelled")
+            self.end(request, "cancelled")
         else:
             self._forget(request)
             self.fail(request.client, error, request_id=request.id)
             self._service.tracer.record(trace_of(request, self._now_ns(), error_code=error.code))
 
-    def _end(self, request: Request, reason: str) -> None:
-        """Send END and take everything back."""
+    def end(self, request: Request, reason: str) -> None:
+        """Send END and take everything back; also where the request was never queued."""
         is_gone = not request.client.is_open
         self._metrics.ended.labels("gone" if is_gone else reason).inc()
         self._service.log.info(

@@ -23,9 +23,7 @@ Play = Callable[..., None]
 
 
 @pytest.fixture
-def play(
-    make_service: Callable[..., RecordingService], host: ModelHost
-) -> Iterator[Callable[..., None]]:
+def play(make_service: Callable[..., RecordingService], host: ModelHost) -> Callable[..., None]:
     """Run a scene in a world that computes nothing by itself."""
 
     def play_scene(scene: Scene, **settings: object) -> None:
@@ -40,8 +38,14 @@ def play(
 
         run(whole())
 
-    with capture_logs():
-        yield play_scene
+    return play_scene
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    """Whatever is logged."""
+    with capture_logs() as lines:
+        yield lines
 
 
 def test_accepted_tells_what_a_client_needs_to_resume(play: Play, host: ModelHost) -> None:
@@ -307,7 +311,12 @@ def test_a_name_that_is_used_again_is_another_request(play: Play, host: ModelHos
     ],
 )
 def test_a_whole_answer_is_not_computed_any_further(
-    play: Play, host: ModelHost, ids: list[int], options: dict[str, Any], reason: str
+    play: Play,
+    host: ModelHost,
+    logs: list[Any],
+    ids: list[int],
+    options: dict[str, Any],
+    reason: str,
 ) -> None:
     """The client had all of it, and lost only END."""
 
@@ -320,5 +329,7 @@ def test_a_whole_answer_is_not_computed_any_further(
         await user.until(lambda: user.closed)
         ended = [name for name in world.service.metrics.snapshot() if "requests_ended" in name]
         assert ended == [f'kvpair_requests_ended_total{{reason="{reason}"}}'], "never queued"
+        told = [line for line in logs if line["event"] == "request.ended"]
+        assert [(line["reason"], line["completion_tokens"]) for line in told] == [(reason, 2)]
 
     play(scene)
