@@ -56,7 +56,8 @@ def make_decode_engine(host: ModelHost, device: Device, config: Config) -> Decod
         PoolPair.of(cuda_pool.kv),
         layout,
         max_batch=config.decoded.max_batch,
-        max_context_len=min(host.spec.max_context_tokens, layout.num_blocks * layout.block_size),
+        # Not what the own pool holds: with direct access most of a context is in the peer's.
+        max_context_len=host.spec.max_context_tokens,
     )
     pinned = PinnedArena.create(layout, max_bytes=swap_bytes)
     turns = OverlappedTurns(

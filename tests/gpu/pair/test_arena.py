@@ -66,5 +66,6 @@ def test_a_copy_does_not_wait_for_work_on_another_stream() -> None:
     finish(copies, pool.kv, list(range(1, 200)), list(range(1, 200)))
     assert not is_over.query()
     torch.cuda.synchronize()
+    del copies  # which looks into the arena
     arena.close()
     pool.close()
