@@ -21,7 +21,7 @@ PLACES = $(foreach name,DESTDIR PREFIX BINDIR UNITLIB SYSCONFDIR,$(name)='$($(na
 
 .DEFAULT_GOAL := help
 .PHONY: FORCE help install dev demo test check lint fmt types layers unit bench clean \
-	test-gpu bench-gpu test-systemd install-prefix install-system uninstall-system
+	test-gpu bench-gpu show-gpu sanitize-gpu test-systemd install-prefix install-system uninstall-system
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort -t: -k1,1 | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -112,9 +112,16 @@ test-gpu: dev ## Every test that needs one GPU or two
 bench-gpu: dev ## Measure on one GPU or two: kernels, engines, the pair
 	$(BIN)/python -m tests.benchmarks.gpu_ops
 	$(BIN)/python -m tests.benchmarks.gpu_forward
+	$(BIN)/python -m tests.benchmarks.gpu_prefill
 	$(BIN)/python -m tests.benchmarks.gpu_engine
 	$(BIN)/python -m tests.benchmarks.gpu_pull
 	$(BIN)/python -m tests.benchmarks.gpu_pair
+
+show-gpu: dev ## What else a pair on GPUs must show: ten thousand hand-overs, deaths, broken links
+	$(BIN)/python -m tests.benchmarks.gpu_shown
+
+sanitize-gpu: dev ## The kernels under compute-sanitizer, where the machine has it
+	$(BIN)/python -m tests.benchmarks.gpu_sanitize
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

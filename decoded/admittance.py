@@ -153,8 +153,24 @@ def check_chunk(
             f"chunk: {len(message.blocks)} blocks from {message.first} exceed "
             f"{message.total_blocks}"
         )
+    if message.first_step is not None:
+        _check_first_step(message, message.first_step, layout)
     if message.event is not None and message.event >= num_events:
         raise InvalidMessageError(f"event {message.event} is not in a ring of {num_events}")
+
+
+def _check_first_step(message: wire.Chunk, step: wire.FirstStep, layout: KVLayout) -> None:
+    num_named = message.first + len(message.blocks)
+    if layout.num_blocks_for(step.num_tokens) != num_named or not step.num_tokens:
+        raise InvalidMessageError(
+            f"chunk: the first step is at {step.num_tokens}, but {num_named} blocks are named"
+        )
+    if layout.num_blocks_for(step.num_tokens + 1) > message.total_blocks:
+        raise InvalidMessageError(
+            f"chunk: {message.total_blocks} blocks have no room for a token at {step.num_tokens}"
+        )
+    if step.sampling.seed is None:
+        raise InvalidMessageError("chunk: the first step's seed is not resolved")
 
 
 def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab_size: int) -> None:

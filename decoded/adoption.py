@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from decoded.early_step import EarlyStep
 from decoded.in_place_desk import InPlaceDesk
 from decoded.intake import Intake
 from decoded.lease_effects import (
@@ -27,6 +28,7 @@ from decoded.sequence import Sequence
 from decoded.stream import ClientStream
 from protocol import messages as wire
 from shared.clock import NS_PER_S
+from shared.daemon.sampling import sampling_params
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,6 +73,7 @@ class AdoptionDesk:
         """The link of each sequence whose blocks are not all pulled."""
         self._unconfirmed: dict[Sequence, LinkSession] = {}
         """The link of each sequence whose ADOPT the kernel has not accepted whole."""
+        self._begun: list[EarlyStep] = []
         self.in_place = InPlaceDesk(
             scheduler=scheduler, book=book, credits=self.links.credits, on_work=on_work
         )
@@ -114,6 +117,7 @@ class AdoptionDesk:
             blocks=message.blocks,
             total=message.total_blocks,
             event=message.event,
+            early=_early_step(message.first_step),
         )
         self.carry_out(session, effects)
 
@@ -158,6 +162,7 @@ class AdoptionDesk:
                 total=message.total_blocks,
                 request=sequence,
                 num_tokens=message.num_tokens,
+                first_token=message.request.ids[-1],
             )
         self.carry_out(session, effects)
 
@@ -196,6 +201,8 @@ class AdoptionDesk:
 
     def copied(self, session: LinkSession, copy: BlockCopy, done: CopyDone) -> None:
         """Believe a complete copy, if its lease still stands now."""
+        if copy.early is not None:
+            copy.early.is_in_flight = done.has_begun_step
         is_valid = done.is_complete and session.peer_pool.is_valid(copy)
         if not is_valid:
             self._metrics.voided.inc()
@@ -213,6 +220,15 @@ class AdoptionDesk:
             copy, is_valid=is_valid, start_ns=done.start_ns, done_ns=done.done_ns
         )
         self.carry_out(session, effects)
+
+    def early_done(self, session: LinkSession, lease_id: int) -> None:
+        """Look whether a lease waited for its early step to end."""
+        self.carry_out(session, session.intake.early_done(lease_id))
+
+    def take_begun(self) -> list[EarlyStep]:
+        """Return steps that were over before their sequences started, and now have one."""
+        begun, self._begun = self._begun, []
+        return begun
 
     def cancel_pull(self, sequence: Sequence) -> None:
         """Give the lease of a cancelled sequence back, if its blocks are not pulled yet."""
@@ -298,6 +314,10 @@ class AdoptionDesk:
         sequence.settle(effect.blocks, effect.in_place)
         sequence.times.copy_start_ns = effect.copy_start_ns
         sequence.times.copy_done_ns = effect.copy_done_ns
+        if effect.early is not None:
+            sequence.go_on_from(effect.early)
+            if effect.early.result is not None:
+                self._begun.append(effect.early)
         sequence.has_started = True
         self._scheduler.start(sequence)
         if effect.in_place and session is not None:
@@ -310,3 +330,9 @@ class AdoptionDesk:
             lease_id=sequence.lease_id,
             waited_us=waited_ns // 1000,
         )
+
+
+def _early_step(told: wire.FirstStep | None) -> EarlyStep | None:
+    if told is None:
+        return None
+    return EarlyStep(position=told.num_tokens, sampling=sampling_params(told.sampling))

@@ -189,7 +189,7 @@ class Decoded:
                 engine=self._engine,
                 host=parts.host,
                 device=parts.device,
-                peer_device=hello.device,
+                hello=hello,
                 access=access,
                 turns=parts.turns,
             ),

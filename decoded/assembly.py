@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from decoded.adoption import AdoptionDesk
@@ -13,13 +14,14 @@ from decoded.scheduler import Scheduler
 from decoded.sequence import Sequence
 from decoded.sequences import SequenceBook
 from decoded.swap_desk import SwapDesk
-from shared.daemon.devices import Device, require_device
-from shared.daemon.model_host import ModelHost, load_model_host
+from shared.daemon.model_host import ModelHost, bring_up
+from shared.engine.workspace import decode_workspace_bytes
 from shared.kv.allocator import BlockAllocator
 
 if TYPE_CHECKING:
     from decoded.metrics import DecodeMetrics
     from decoded.turns import Turns
+    from shared.daemon.devices import Device
     from shared.engine.thread import EngineThread
     from shared.service.frame import Service
 
@@ -54,22 +56,19 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
 
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
-        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
-        PoolAllocationError: There is no room for the pool.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs, or memory.
+        MemoryShortageError: Others hold the memory.
     """
     config = service.config
-    device = await engine.run(
-        require_device, config.decoded.device, peer=config.prefilld.device, log=service.log
-    )
     host = await engine.run(
-        load_model_host,
+        bring_up,
         config,
-        num_blocks=config.decoded.num_blocks,
-        memory_fraction=config.decoded.memory_fraction,
-        device=device,
+        "decoded",
+        workspace=partial(decode_workspace_bytes, max_batch=config.decoded.max_batch),
+        log=service.log,
         progress=service.loaded,
     )
-    computing = await engine.run(make_decode_engine, host, device, config)
+    computing = await engine.run(make_decode_engine, host, host.device, config)
     allocator = BlockAllocator(host.layout.num_blocks)
     arena = None
     if computing.arena is not None:
@@ -127,7 +126,7 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
     overview.declare(service.metrics)
     parts = Parts(
         host=host,
-        device=device,
+        device=host.device,
         turns=computing.turns,
         allocator=allocator,
         arena=arena,

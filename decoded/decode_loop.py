@@ -17,6 +17,7 @@ from shared.kv.pull import slice_blocks
 
 if TYPE_CHECKING:
     from decoded.adoption import AdoptionDesk
+    from decoded.early_step import EarlyStep
     from decoded.metrics import DecodeMetrics
     from decoded.scheduler import Scheduler
     from decoded.sequence import Sequence
@@ -66,8 +67,8 @@ class DecodeLoop:
         self._last_step_ns = 0
         """When the previous step ended."""
         self._work = asyncio.Event()
-        self._in_flight: deque[list[Sequence]] = deque()
-        """The batches of steps that are launched and not collected."""
+        self._in_flight: deque[list[Sequence] | CopyJob] = deque()
+        """What steps are launched for and not collected: a batch, or the lease of an early one."""
         self._num_copies = 0
         """Copies that were submitted and not reported."""
         self._is_submitting = False
@@ -85,6 +86,8 @@ class DecodeLoop:
         """Take turns, for ever."""
         while True:
             self._work.clear()
+            for early in self._desk.take_begun():
+                self._early_result(early)
             self._end_cancelled()
             has_room = len(self._in_flight) < self._turns.depth
             batch = self._swaps.next_batch() if has_room else []
@@ -100,7 +103,7 @@ class DecodeLoop:
             result = await self._engine.run(self._turns.take, steps)
             self._take_copies(result)
             if result.token_ids is not None:
-                self._stepped(self._in_flight.popleft(), result)
+                self._collected(self._in_flight.popleft(), result)
             self._desk.links.tell_credits()
 
     def _submit_copies(self, max_bytes: int) -> None:
@@ -128,7 +131,27 @@ class DecodeLoop:
             if done.is_complete:
                 num_bytes = len(copy.sources) * self._layout.block_bytes
                 self._metrics.copied(num_bytes=num_bytes, duration_ns=done.done_ns - done.start_ns)
+            if done.has_begun_step:
+                self._in_flight.append(done.job)
             self._desk.copied(done.job.session, copy, done)
+
+    def _collected(self, of: list[Sequence] | CopyJob, result: TurnResult) -> None:
+        """Take a step's result for whatever it was launched for."""
+        if not isinstance(of, CopyJob):
+            self._stepped(of, result)
+            return
+        early = of.copy.early
+        assert early is not None, "only such a copy has begun a step"
+        early.is_in_flight, early.result = False, result
+        if early.sequence is not None:
+            self._early_result(early)
+        else:
+            self._desk.early_done(of.session, of.copy.lease_id)
+
+    def _early_result(self, early: EarlyStep) -> None:
+        assert early.sequence is not None
+        assert early.result is not None
+        self._stepped([early.sequence], early.result)
 
     def _stepped(self, batch: list[Sequence], result: TurnResult) -> None:
         """Send each sequence its token, and end those that are done."""
@@ -144,23 +167,26 @@ class DecodeLoop:
             self._metrics.voided.inc()
             self._book.fail(sequence, "prefill-lost", "the prompt's blocks were revoked")
         living = [sequence for sequence in batch if self._book.is_living(sequence)]
-        self._metrics.stepped(
-            num_sequences=len(living),
-            num_second=sum(not sequence.new_ids for sequence in living),
-            step_s=result.step_seconds,
-            since_ns=result.step_done_ns - self._last_step_ns,
-        )
-        self._last_step_ns = result.step_done_ns
+        second = [sequence for sequence in living if not sequence.new_ids]
+        for sequence in second:
+            sequence.times.first_step_ns = result.step_done_ns
+        # Tokens before numbers: a client waits for the former.
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
             if not self._book.is_living(sequence):
                 continue  # it ended while this step was running
-            if not sequence.new_ids:
-                sequence.times.first_step_ns = result.step_done_ns
-                self._metrics.second_token(sequence)
             piece = sequence.push(token_id)
             sequence.stream.push(piece, sequence.take_logprobs(piece))
             if piece.finish is not None:
                 self._book.end(sequence, piece.finish)
+        for sequence in second:
+            self._metrics.second_token(sequence)
+        self._metrics.stepped(
+            num_sequences=len(living),
+            num_second=len(second),
+            step_s=result.step_seconds,
+            since_ns=max(0, result.step_done_ns - self._last_step_ns),
+        )
+        self._last_step_ns = max(self._last_step_ns, result.step_done_ns)
 
     def _end_cancelled(self) -> None:
         """Take cancelled sequences out."""

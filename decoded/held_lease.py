@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from decoded.lease_effects import SendReject
+
+if TYPE_CHECKING:
+    from decoded.early_step import EarlyStep
 
 R = TypeVar("R")
 
@@ -21,7 +24,7 @@ class LeaseState(Enum):
     DECLINED = auto()
     ADOPTED = auto()
     ENDING = auto()
-    """To be released and unreserved as soon as no copy runs."""
+    """To be released and unreserved as soon as no copy and no early step runs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,8 +45,15 @@ class HeldLease(Generic[R]):
     is_copying: bool = False
     copy_start_ns: int = 0
     copy_done_ns: int = 0
+    early: EarlyStep | None = None
+    """How to begin before HANDOFF comes, where prefilld told."""
     in_place: list[int] = field(default_factory=list)
     """Blocks at the beginning of the prompt that are not copied."""
     request: R | None = None
     rejection: SendReject[R] | None = None
     """What ends the lease in place of RELEASE, where its HANDOFF cannot be adopted."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the engine reads or writes the target blocks."""
+        return self.is_copying or (self.early is not None and self.early.is_in_flight)

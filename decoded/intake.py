@@ -3,8 +3,8 @@
 Who owns what.  The source blocks are prefilld's; a lease lets us read them while its generation
 stands on the control page.  The target blocks are ours: `Scheduler.reserve` took them for the
 lease, and they stay with it until they go to a started sequence (`Pulled`) or back to the
-scheduler (`Unreserve`).  Each lease has at most one copy at the engine; nothing is freed while it
-runs.
+scheduler (`Unreserve`).  Each lease has at most one copy at the engine, and behind it perhaps the
+sequence's first step (`early_step.py`); nothing is freed while either runs.
 
     CHUNK ──► RESERVED ──HANDOFF──► ADOPTED ──all blocks copied──► Pulled, RELEASE
       │           │                    │
@@ -12,9 +12,9 @@ runs.
       │           └──link lost──► (dropped once no copy runs)
       └─ no room ─► DECLINED ──HANDOFF──► ADOPTED, or REJECT where there still is no room
 
-With direct access there is no CHUNK to follow (NOCHUNK answers one), whole blocks stay where they
-are, and only the one that is partly filled is copied: `Pulled` says what is read in place, and the
-lease lasts on in `in_place.py`.
+With direct access whole blocks stay where they are, and only the one that is partly filled is
+copied: `Pulled` says what is read in place, and the lease lasts on in `in_place.py`.  A CHUNK is of
+use there only if it brings the first step; NOCHUNK answers any other.
 
 Methods change this table and return effects; the caller carries them out in order.  Every lease
 that prefilld told us of is answered by exactly one RELEASE (a REJECT implies it), except over a
@@ -25,7 +25,7 @@ ignored and counted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from decoded.held_lease import HeldLease, LeaseState
 from decoded.lease_effects import (
@@ -40,6 +40,9 @@ from decoded.lease_effects import (
     SendRelease,
     Unreserve,
 )
+
+if TYPE_CHECKING:
+    from decoded.early_step import EarlyStep
 
 R = TypeVar("R")
 
@@ -82,7 +85,7 @@ class Intake(Generic[R]):
         return sum(lease.state is LeaseState.ADOPTED for lease in self._leases.values())
 
     def num_in_place(self, num_tokens: int) -> int:
-        """Return how many blocks of a HANDOFF's prompt stay where they are."""
+        """Return how many blocks of a prompt stay where they are."""
         return num_tokens // self._block_size if self._is_direct else 0
 
     def is_pulled(self, lease_id: int) -> bool:
@@ -100,15 +103,19 @@ class Intake(Generic[R]):
         blocks: list[int],
         total: int,
         event: int | None = None,
+        early: EarlyStep | None = None,
     ) -> list[Effect[R]]:
         """Take note of blocks that may be read; the first CHUNK of a lease reserves `total`.
 
         `event` is the slot that must be seen before they are; None where they may be read now.
+        `early` comes with the prompt's last blocks, where HANDOFF need not be waited for.
         """
         lease = self._leases.get(lease_id)
+        in_place, blocks, total = self._cut(blocks, total, 0 if early is None else early.position)
         if lease is None:
             self.seen += 1
-            targets = None if self._is_direct else self._reserve(total)
+            is_useful = early is not None or not self._is_direct
+            targets = self._reserve(total) if is_useful else None
             state = LeaseState.DECLINED if targets is None else LeaseState.RESERVED
             lease = self._hold(lease_id, slot, generation, state, targets or [])
             if state is LeaseState.DECLINED:
@@ -120,6 +127,9 @@ class Intake(Generic[R]):
         lease.sources.extend(blocks)
         if event is not None:
             lease.events.append((len(lease.sources), event))
+        if early is not None:
+            early.block_table = [*(~block for block in in_place), *lease.targets]
+            lease.early, lease.in_place = early, in_place
         return []
 
     def handoff(
@@ -132,6 +142,7 @@ class Intake(Generic[R]):
         total: int,
         request: R,
         num_tokens: int = 0,
+        first_token: int | None = None,
     ) -> list[Effect[R]]:
         """Adopt a request, reserving `total` blocks unless CHUNKs did so before.
 
@@ -139,9 +150,7 @@ class Intake(Generic[R]):
         `num_tokens` tokens, those in whole blocks are read in place where access is direct.
         """
         self.seen += 1
-        num_in_place = self.num_in_place(num_tokens)
-        in_place, blocks = blocks[:num_in_place], blocks[num_in_place:]
-        total -= num_in_place
+        in_place, blocks, total = self._cut(blocks, total, num_tokens)
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is LeaseState.DECLINED:
             targets = self._reserve(total)
@@ -155,6 +164,10 @@ class Intake(Generic[R]):
         if announced != (lease.slot, lease.generation, len(lease.targets), lease.sources):
             return self.reject(
                 lease_id, "invalid-message", "HANDOFF contradicts what CHUNKs named", request
+            )
+        if lease.early is not None and lease.early.contradicts(num_tokens, first_token):
+            return self.reject(
+                lease_id, "invalid-message", "HANDOFF contradicts the first token told", request
             )
         lease.sources, lease.in_place = list(blocks), in_place
         # The first token was read back behind all of them, so they are written.
@@ -172,9 +185,9 @@ class Intake(Generic[R]):
         """Do not take a HANDOFF; what was reserved for it goes back, after any copy in flight."""
         rejection = SendReject(lease_id, code, message, request)
         lease = self._leases.get(lease_id)
-        if lease is None or lease.state in (LeaseState.ADOPTED, LeaseState.ENDING):
+        if lease is None or lease.state is LeaseState.ADOPTED or lease.rejection is not None:
             return [Ignored("handoff", lease_id), rejection]
-        lease.rejection = rejection
+        lease.rejection = rejection  # also of a lease that is ending: one answer is enough
         return self._end(lease)
 
     def abort(self, lease_id: int) -> list[Effect[R]]:
@@ -215,7 +228,12 @@ class Intake(Generic[R]):
                 (mark for mark in lease.events if mark[0] > start), (len(lease.sources), None)
             )
             sources = lease.sources[start : min(end, start + max_blocks)]
-            if not sources:
+            is_last = start + len(sources) == len(lease.sources)
+            early = self._early_behind(lease) if is_last else None
+            if early is not None:
+                early.was_offered = True
+                event = lease.events[-1][1] if lease.events else None
+            elif not sources:
                 continue
             lease.is_copying = True
             max_blocks -= len(sources)
@@ -227,6 +245,7 @@ class Intake(Generic[R]):
                     sources=sources,
                     targets=lease.targets[start : start + len(sources)],
                     event=event,
+                    early=early,
                 )
             )
         return copies
@@ -253,7 +272,32 @@ class Intake(Generic[R]):
             return self._when_copied(lease)
         if lease.state is LeaseState.ADOPTED and lease.request is not None:
             return [Lost(lease.request), *self._end(lease)]
-        return self._decline(lease)
+        return self._end(lease) if lease.is_in_use else self._decline(lease)
+
+    def early_done(self, lease_id: int) -> list[Effect[R]]:
+        """Take note that a lease's early step was collected before its sequence started."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is not LeaseState.ENDING:
+            return []
+        return self._end(lease)
+
+    def _cut(
+        self, blocks: list[int], total: int, num_tokens: int
+    ) -> tuple[list[int], list[int], int]:
+        """Part a prompt's blocks into those that are read in place and those that are copied.
+
+        Returns the two, and how many blocks of our own the sequence needs of `total`.
+        """
+        num_in_place = self.num_in_place(num_tokens)
+        return blocks[:num_in_place], blocks[num_in_place:], total - num_in_place
+
+    def _early_behind(self, lease: HeldLease[R]) -> EarlyStep | None:
+        """Return what may begin behind a lease's last copy; a HANDOFF that is here needs nothing.
+
+        With direct access there may be nothing to copy: then the copy is empty.
+        """
+        is_due = lease.request is None and lease.early is not None and not lease.early.was_offered
+        return lease.early if is_due else None
 
     def _hold(
         self, lease_id: int, slot: int, generation: int, state: LeaseState, targets: list[int]
@@ -266,7 +310,8 @@ class Intake(Generic[R]):
 
     def _when_copied(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """An adopted lease of which nothing is left to copy ends in a started sequence."""
-        if lease.state is not LeaseState.ADOPTED or lease.num_copied < len(lease.sources):
+        is_copied = lease.num_copied == len(lease.sources) and not lease.is_copying
+        if lease.state is not LeaseState.ADOPTED or not is_copied:
             return []
         assert lease.request is not None
         del self._leases[lease.lease_id]
@@ -276,6 +321,7 @@ class Intake(Generic[R]):
             lease.copy_start_ns,
             lease.copy_done_ns,
             in_place=lease.in_place,
+            early=lease.early if lease.early is not None and lease.early.is_launched else None,
         )
         return [pulled] if lease.in_place else [*self._release(lease), pulled]
 
@@ -289,7 +335,7 @@ class Intake(Generic[R]):
 
     def _end(self, lease: HeldLease[R]) -> list[Effect[R]]:
         lease.state = LeaseState.ENDING
-        if lease.is_copying:
+        if lease.is_in_use:
             return []
         del self._leases[lease.lease_id]
         # Whatever was reserved has at least one block: nothing asks for fewer.

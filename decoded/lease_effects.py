@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from decoded.early_step import EarlyStep
 
 R = TypeVar("R")
 """What the caller keeps of a request; the book only carries it."""
@@ -21,6 +24,8 @@ class BlockCopy:
     event: int | None = None
     """Slot in the event ring that must be seen before the sources are read; None where they are
     written already."""
+    early: EarlyStep | None = None
+    """What may be computed as soon as these blocks, the prompt's last, are copied."""
     is_to_arena: bool = False
     """The targets are places in the arena, and not blocks of our pool."""
 
@@ -76,6 +81,8 @@ class Pulled(Generic[R]):
     """When the first copy began and the last one ended, as `copied` was told."""
     in_place: list[int] = field(default_factory=list)
     """The peer's blocks that hold the beginning, and that the lease lasts for."""
+    early: EarlyStep | None = None
+    """The sequence's first step, where it was launched already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from protocol import messages as wire
 from protocol.descriptors import connection_among
 from protocol.errors import InvalidMessageError
 from shared.clock import NS_PER_S
-from shared.daemon.keepalive import Keepalive, Verdict
 from shared.daemon.peer_watch import PeerWatch
+from shared.daemon.pulse import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,14 +71,11 @@ class LinkSession:
         self.epoch = hello.epoch
         self.pid = pid
         self._watch = PeerWatch(pid=pid, start_time=hello.instance.start_time, loop=loop)
-        self._keepalive = Keepalive(
-            interval_s=service.config.link.ping_interval_s,
-            timeout_s=service.config.link.ping_timeout_s,
-            now_s=self._now_s(),
+        self._pulse = Pulse(
+            socket, config=service.config.link, clock=service.clock, log=service.log
         )
         self._state = "handshake"
         self._began_s = self._now_s()
-        self._rtt_us: float | None = None
         self._told: wire.Credits | None = None
         """In the last frame that tells them."""
         self._lost_s: float | None = None
@@ -111,7 +108,7 @@ class LinkSession:
             "access": self._pool.access.way,
             "access_because": self._pool.access.because,
             "bandwidth_gb_s": None if pool is None else round(pool.bandwidth_gb_s, 3),
-            "rtt_us": self._rtt_us,
+            "rtt_us": self._pulse.rtt_us if self.is_open else None,
         }
 
     @property
@@ -173,18 +170,8 @@ class LinkSession:
         if is_young and self._now_s() - self._began_s >= timeout_s:
             self._service.log.error("link.unfinished", timeout_s=timeout_s)
             self._socket.close()
-        if not self.is_open:
-            return
-        match self._keepalive.check(self._now_s()):
-            case Verdict.SEND_PING:
-                self.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))
-            case Verdict.PEER_SILENT:
-                self._service.log.error(
-                    "link.silent", timeout_s=self._service.config.link.ping_timeout_s
-                )
-                self._socket.shutdown_read_and_drain()
-            case Verdict.FINE:
-                pass
+        if self.is_open:
+            self._pulse.tick()
 
     def give_way(self) -> None:
         """Read what a dead prefilld sent before it died, and end this link for the next one."""
@@ -216,7 +203,7 @@ class LinkSession:
 
     def on_message(self, message: wire.Message, fds: list[int] | None) -> None:
         """Take a message behind HELLO; its descriptors are ours to close or to pass on."""
-        self._keepalive.heard(self._now_s())
+        self._pulse.heard()
         if isinstance(message, wire.Bye):
             self._is_parting = True
             self._socket.close()  # nothing follows it, and nothing may be sent any more
@@ -232,8 +219,7 @@ class LinkSession:
     def on_closed(self, reason: CloseReason) -> None:
         """The connection ended, and its queue was read to the end."""
         was_open = self.is_open
-        self._state, self._rtt_us = "lost", None
-        self._lost_s = self._now_s()
+        self._state, self._lost_s = "lost", self._now_s()
         if was_open and self._is_parting:
             self._service.log.info("link.closed", num_held=len(self.intake.held))
         elif was_open:
@@ -264,8 +250,8 @@ class LinkSession:
                 self._handler.on_abort(self, message)
             case wire.Ping(sent_ns=sent_ns):
                 self.send(wire.Pong(sent_ns=sent_ns, credits=self._credits()))
-            case wire.Pong(sent_ns=sent_ns):
-                self._rtt_us = round((self._service.clock.monotonic_ns() - sent_ns) / 1000, 1)
+            case wire.Pong():
+                self._pulse.answered(message)
             case wire.Refuse(code=code, message=text):
                 self._service.log.error("link.refused", code=code, reason=text)
             case _:

@@ -24,7 +24,7 @@ class LinkPool:
         engine: The thread on which all of it happens.
         host: The model whose blocks the pool has.
         device: Where this daemon computes.
-        peer_device: Where prefilld does, as HELLO says.
+        hello: What prefilld said of itself.
         access: How the blocks are used.
         turns: The engine, which reads the pool where access is direct.
     """
@@ -36,12 +36,12 @@ class LinkPool:
         engine: EngineThread,
         host: ModelHost,
         device: Device,
-        peer_device: str,
+        hello: wire.Hello,
         access: Access,
         turns: Turns,
     ) -> None:
         self._service, self._engine, self._turns = service, engine, turns
-        self._host, self._device, self._peer_device = host, device, peer_device
+        self._host, self._device, self._hello = host, device, hello
         self.access = access
         self.mapped: PeerPool | None = None
         """The pool, from the moment it was mapped; also when it is unmapped by now."""
@@ -62,7 +62,8 @@ class LinkPool:
                 fds,
                 layout=self._host.layout,
                 device=self._device,
-                peer_device=self._peer_device,
+                peer_device=self._hello.device,
+                peer_driver=self._hello.driver,
                 min_bandwidth_gb_s=self._service.config.link.min_bandwidth_gb_s,
             )
         finally:

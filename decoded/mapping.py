@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoded.refusals import descriptors_lost, foreign_backend, too_slow, unmappable
+from decoded.refusals import (
+    descriptors_lost,
+    foreign_backend,
+    foreign_gpu,
+    too_slow,
+    unmappable,
+)
 from protocol.descriptors import close_all
 from shared.daemon.devices import CPU
 from shared.kv.control_page import ControlPageView
@@ -16,7 +22,7 @@ from shared.kv.errors import (
     UnknownEventError,
 )
 from shared.kv.memfd import MemfdMapping
-from shared.kv.nvml import is_nvlink
+from shared.kv.nvml import is_foreign, is_nvlink
 from shared.kv.path_kind import FLOORS_GB_S, PathKind, path_kind
 from shared.kv.proof import measure_bandwidth, read_digest
 
@@ -37,6 +43,7 @@ class PeerPool:
         fds: The descriptors that came along, the control page's last; they stay the caller's.
         layout: What this daemon's own blocks look like; the peer's must look the same.
         device: Where this daemon computes.
+        peer_device: UUID of prefilld's GPU, or `cpu`.
 
     Raises:
         PoolMappingError: A descriptor or a handle is not what MAP says.
@@ -45,7 +52,17 @@ class PeerPool:
     Reads the proof and measures the path, which takes milliseconds; on the engine thread.
     """
 
-    def __init__(self, message: Map, fds: list[int], layout: KVLayout, device: Device) -> None:
+    def __init__(
+        self,
+        message: Map,
+        fds: list[int],
+        layout: KVLayout,
+        device: Device,
+        *,
+        peer_device: str = CPU,
+    ) -> None:
+        self.is_on_same_device = device.name == peer_device
+        """Both daemons compute on one device."""
         self.layout = layout.with_num_blocks(message.num_blocks)
         self._pool = _open(message, fds, self.layout, device)
         try:
@@ -73,6 +90,10 @@ class PeerPool:
     def stands(self, slot: int, generation: int) -> bool:
         """Whether prefilld has not taken back the lease of that generation."""
         return self._page.read(slot) == generation
+
+    def first_token(self, copy: BlockCopy) -> int | None:
+        """Return the first token of the answer to a copy's prompt, once prefilld knows it."""
+        return self._page.first_token(copy.slot, copy.generation)
 
     def is_written(self, event: int | None) -> bool:
         """Whether what a CHUNK with this event named is written.
@@ -108,6 +129,7 @@ def map_pool(
     layout: KVLayout,
     device: Device,
     peer_device: str,
+    peer_driver: str,
     min_bandwidth_gb_s: float | None,
 ) -> PeerPool | Refuse:
     """Map what MAP describes, or return why it cannot be; its descriptors are closed either way.
@@ -118,6 +140,7 @@ def map_pool(
         layout: What this daemon's own blocks look like.
         device: Where this daemon computes.
         peer_device: UUID of prefilld's GPU, or `cpu`.
+        peer_driver: The newest CUDA that prefilld's driver speaks; empty on the CPU.
         min_bandwidth_gb_s: A slower path is refused; None goes by the kind of path.
     """
     if fds is None:
@@ -125,9 +148,12 @@ def map_pool(
     try:
         if bool(message.pool_handle) != (device.index is not None):
             return foreign_backend()
-        pool = PeerPool(message, fds, layout, device)
+        if device.index is not None and is_foreign(device.name, peer_device):
+            return foreign_gpu(ours=device.name, theirs=peer_device)
+        pool = PeerPool(message, fds, layout, device, peer_device=peer_device)
     except PoolMappingError as error:
-        return unmappable(str(error), error.fault)
+        drivers = device.driver, peer_driver
+        return unmappable(str(error), error.fault, drivers=drivers)
     except LayoutError as error:
         return unmappable(str(error))
     finally:

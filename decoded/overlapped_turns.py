@@ -5,6 +5,10 @@ the GPU finds the next one already there.  While it waits, it also looks after c
 until prefilld's GPU has written what is to be copied, runs on a stream of its own, and is reported
 when the host has seen its end; whatever is launched afterwards is ordered behind it.
 
+A prompt's last copy may bring its sequence's first step along (`early_step.py`).  Where no step is
+in flight, that is made ready beside the copy and launched as soon as the copy is over and the first
+token is told, without a word to the event loop; the copy is reported with it.
+
 Whether blocks are written is asked, and asked again, and never waited for on the GPU: a stream that
 waits for an event of a process that was killed waits for ever, and with it the whole device.
 """
@@ -16,6 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from decoded.early_launch import EarlyLaunch
 from decoded.turns import CopyDone, CopyJob, SwapJob, TurnResult, ends_of
 from shared.clock import NS_PER_S
 
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.engine.block_puller import BlockPuller, PreparedCopy
-    from shared.engine.decoding import Decoder, DecodeStep
+    from shared.engine.decoding import DecodeStep, PreparingDecoder
 
 POLL_S = 20e-6
 """Pause between two looks: short against a step; the interpreter is free meanwhile."""
@@ -53,6 +58,10 @@ class _Copy:
     prepared: PreparedCopy
     start_ns: int = 0
     """When it was launched; 0 before."""
+    done_ns: int = 0
+    """When it was seen complete; 0 before."""
+    early: EarlyLaunch | None = None
+    """What is to be launched behind it."""
 
 
 class OverlappedTurns:
@@ -69,7 +78,7 @@ class OverlappedTurns:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: PreparingDecoder,
         puller: BlockPuller,
         *,
         event_timeout_s: float,
@@ -142,31 +151,29 @@ class OverlappedTurns:
             return []
         now_ns = time.monotonic_ns()
         while self._submitted:
-            job = self._submitted.popleft()
-            deadline_ns = now_ns + self._event_timeout_ns
-            self._copies.append(
-                _Copy(job=job, deadline_ns=deadline_ns, prepared=self._prepare(job))
-            )
+            self._copies.append(self._prepared(self._submitted.popleft(), now_ns))
         over: list[CopyDone] = []
         left: list[_Copy] = []
         for copy in self._copies:
-            if not copy.start_ns:
-                self._try_start(copy, now_ns)
-            has_begun = copy.start_ns > 0
-            is_over = copy.prepared.is_done() if has_begun else self._is_hopeless(copy, now_ns)
-            if is_over:
-                over.append(
-                    CopyDone(
-                        job=copy.job,
-                        is_complete=copy.start_ns > 0,
-                        start_ns=copy.start_ns or now_ns,
-                        done_ns=time.monotonic_ns(),
-                    )
-                )
-            else:
+            done = self._look_after(copy, now_ns)
+            if done is None:
                 left.append(copy)
+            else:
+                over.append(done)
         self._copies = left
         return over
+
+    def _prepared(self, job: CopyJob | SwapJob, now_ns: int) -> _Copy:
+        """Make a copy ready, and the step behind it, if no other is launched or made ready."""
+        copy = _Copy(
+            job=job, deadline_ns=now_ns + self._event_timeout_ns, prepared=self._prepare(job)
+        )
+        is_alone = not self._decoder.num_in_flight and not any(
+            other.early for other in self._copies
+        )
+        if isinstance(job, CopyJob) and job.copy.early is not None and is_alone:
+            copy.early = EarlyLaunch(job.copy.early, job, self._decoder)
+        return copy
 
     def _prepare(self, job: CopyJob | SwapJob) -> PreparedCopy:
         path = self._arena_path
@@ -177,6 +184,38 @@ class OverlappedTurns:
         is_back = isinstance(job, SwapJob) and not job.swap.is_out
         source, _, sources, targets = ends_of(job, path.pool, path.arena)
         return (path.back if is_back else path.out).prepare(source, sources, targets)
+
+    def _look_after(self, copy: _Copy, now_ns: int) -> CopyDone | None:
+        """Bring a copy forward; return what became of it once it is over."""
+        if not copy.start_ns:
+            self._try_start(copy, now_ns)
+        if not copy.start_ns:
+            if self._is_hopeless(copy, now_ns):
+                return CopyDone(job=copy.job, is_complete=False, start_ns=now_ns, done_ns=now_ns)
+            if copy.early is not None:
+                copy.early.keep_warm(now_ns)
+            return None
+        if not copy.done_ns and copy.prepared.is_done():
+            copy.done_ns = time.monotonic_ns()
+        if not copy.done_ns or self._waits_for_token(copy, now_ns):
+            return None
+        has_begun_step = copy.early is not None and copy.early.try_launch()
+        if has_begun_step:
+            self._launched_ns.append(time.monotonic_ns())
+        return CopyDone(
+            job=copy.job,
+            is_complete=True,
+            start_ns=copy.start_ns,
+            done_ns=copy.done_ns,
+            has_begun_step=has_begun_step,
+        )
+
+    def _waits_for_token(self, copy: _Copy, now_ns: int) -> bool:
+        """Whether a complete copy is not reported yet, for the step behind it may still begin."""
+        if copy.early is None or copy.early.token_id is not None:
+            return False
+        has_other_work = self._decoder.num_in_flight > 0 or self._is_interrupted
+        return not has_other_work and not self._is_hopeless(copy, now_ns)
 
     def _try_start(self, copy: _Copy, now_ns: int) -> None:
         if isinstance(copy.job, CopyJob):

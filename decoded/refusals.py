@@ -81,9 +81,38 @@ def foreign_backend() -> wire.Refuse:
     )
 
 
-def unmappable(text: str, fault: MappingFault = MappingFault.SIZE) -> wire.Refuse:
-    """Return the refusal of a pool that cannot be mapped."""
+def foreign_gpu(*, ours: str, theirs: str) -> wire.Refuse:
+    """Return the refusal of a pool that lies on a GPU which this machine does not have."""
+    return refuse(
+        "peer-access",
+        "device",
+        ours=ours,
+        theirs=theirs,
+        message="no such GPU is visible to decoded; see `nvidia-smi -L` where each daemon runs",
+    )
+
+
+def unmappable(
+    text: str,
+    fault: MappingFault = MappingFault.SIZE,
+    *,
+    drivers: tuple[str, str] = ("", ""),
+) -> wire.Refuse:
+    """Return the refusal of a pool that cannot be mapped.
+
+    Args:
+        text: Why.
+        fault: What is wrong with it.
+        drivers: The newest CUDA of decoded's driver and of prefilld's.  In two containers they may
+            differ, which CUDA IPC mostly bears; where it does not, nobody would think of it.
+    """
     code, cure = UNMAPPABLE.get(fault, ("size", "restart both daemons"))
+    ours, theirs = drivers
+    if ours != theirs:
+        cure += "; or give both one driver"
+        return refuse(
+            code, "pool", ours=f"{text} (CUDA {ours})", theirs=f"CUDA {theirs}", message=cure
+        )
     return refuse(code, "pool", ours=text, theirs="", message=cure)
 
 

@@ -14,6 +14,7 @@ from shared.model.answer import AnswerAssembler, Piece
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from decoded.early_step import EarlyStep
     from decoded.stream import ClientStream
     from protocol.messages import Handoff, RequestState, TokenLogprob
     from shared.ops.sampling import SamplingParams
@@ -72,6 +73,8 @@ class Sequence:
     """When it had to make room for others; 0 where it has not, or is back."""
     new_ids: list[int] = field(default_factory=list)
     """Sampled here, beside what `state.ids` brought."""
+    early: EarlyStep | None = None
+    """Its first step, where that was launched before it came; the engine knows it by that."""
     num_in_flight: int = 0
     """Steps that are launched and not collected; `Scheduler` counts them."""
     is_cancelled: bool = False
@@ -151,7 +154,7 @@ class Sequence:
         """Return the step that computes the last sampled token and samples the next one."""
         last_id = self.new_ids[-1] if self.new_ids else self.state.ids[-1]
         return DecodeStep(
-            key=self,
+            key=self.early or self,
             token_id=None if self.num_in_flight else last_id,
             position=self.next_position,
             block_table=self.block_table,
@@ -170,6 +173,12 @@ class Sequence:
         self.blocks = [*self.blocks, block]
         self.block_table = [*self.block_table, block]
         self.num_slots += self.block_size
+
+    def go_on_from(self, early: EarlyStep) -> None:
+        """Begin with a step that was launched before; the blocks are settled."""
+        self.early, early.sequence = early, self
+        self.num_in_flight = 1
+        self.block_table = early.block_table
 
     def move_in(self, blocks: list[int]) -> None:
         """Read from now on from blocks of our own what was read in place."""

@@ -53,6 +53,8 @@ class CopyDone:
     """False where it never ran: what it waited for will not come."""
     start_ns: int
     done_ns: int
+    has_begun_step: bool = False
+    """The step that came with it, `job.copy.early`, is launched and in flight, alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

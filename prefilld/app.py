@@ -96,7 +96,7 @@ class Prefilld:
         )
         freeze_startup_objects()
         parts.overview.declare(self._service.metrics)
-        self._service.spawn(parts.serving.prefill_loop(), name="prefill")
+        self._service.spawn(parts.serving.prefill.run(), name="prefill")
         self._service.spawn(parts.link.keep(), name="link")
         self._service.spawn(self._sweep(parts), name="sweep")
         self._loaded.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prefilld.admission import Bounds
@@ -16,9 +17,9 @@ from prefilld.prefill_engine import make_prefill_engine
 from prefilld.reception import Reception
 from prefilld.serving import Serving
 from protocol.limits import MAX_CONTROL_SLOTS
-from shared.daemon.devices import require_device
 from shared.daemon.instance import this_instance
-from shared.daemon.model_host import ModelHost, load_model_host
+from shared.daemon.model_host import ModelHost, bring_up
+from shared.engine.workspace import prefill_workspace_bytes
 from shared.kv.allocator import BlockAllocator
 from shared.kv.control_page import ControlPage
 from shared.kv.holds import BlockHolds
@@ -76,25 +77,22 @@ async def assemble(
     Raises:
         ModelError: The model is missing, damaged or of a kind that cannot be run.
         ChatTemplateError: The model's template is broken.
-        EnvironmentUnsupportedError: This machine lacks what the configured device needs.
-        PoolAllocationError: There is no room for the pool.
+        EnvironmentUnsupportedError: This machine lacks what the configured device needs, or memory.
+        MemoryShortageError: Others hold the memory.
     """
     config = service.config
-    device = await engine.run(
-        require_device, config.prefilld.device, peer=config.decoded.device, log=service.log
-    )
     host = await engine.run(
-        load_model_host,
+        bring_up,
         config,
-        num_blocks=config.pool.num_blocks,
-        memory_fraction=config.prefilld.memory_fraction,
-        device=device,
+        "prefilld",
+        workspace=partial(prefill_workspace_bytes, token_budget=config.prefilld.lone_budget),
+        log=service.log,
         progress=service.loaded,
     )
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
     parts = await engine.run(
-        make_prefill_engine, host, device, token_budget=config.prefilld.token_budget
+        make_prefill_engine, host, host.device, token_budget=config.prefilld.lone_budget
     )
     num_blocks = host.layout.num_blocks
     allocator = BlockAllocator(num_blocks)
@@ -119,6 +117,7 @@ async def assemble(
         prefiller=parts.prefiller,
         engine=engine,
         holds=holds,
+        control_page=control_page,
         desk=desk,
         casualties=casualties,
         metrics=metrics,
@@ -126,7 +125,7 @@ async def assemble(
     desk.attach(serving)
     exported = Exported(
         pool=parts.pool,
-        device=device,
+        device=host.device,
         control_page=control_page,
         epoch=epoch,
         instance=this_instance(),
@@ -154,7 +153,7 @@ async def assemble(
     service.log.info("model.loaded", **host.summary())
     return Parts(
         host=host,
-        device=device,
+        device=host.device,
         allocator=allocator,
         holds=holds,
         desk=desk,

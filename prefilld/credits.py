@@ -12,6 +12,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+REJECT_PAUSE_NS = 50_000_000
+"""How long no HANDOFF follows a REJECT: decoded had told of room, so it is gone since (answers
+grow), or something is wrong there (no descriptor left, say): asking at once would only keep both
+busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Spent:
@@ -27,6 +32,7 @@ class CreditAccount:
         self._free_sequences = 0
         self._num_sent = 0
         self._unseen: deque[_Spent] = deque()
+        self._doubted_until_ns = 0
 
     @property
     def free_blocks(self) -> int:
@@ -37,6 +43,14 @@ class CreditAccount:
     def free_sequences(self) -> int:
         """Sequences that may still be reserved."""
         return self._free_sequences - sum(spent.sequences for spent in self._unseen)
+
+    def rejected(self, now_ns: int) -> None:
+        """Take note that decoded did not take what it had told of room for."""
+        self._doubted_until_ns = now_ns + REJECT_PAUSE_NS
+
+    def are_doubted(self, now_ns: int) -> bool:
+        """Whether decoded's word is not acted upon, for a REJECT contradicted it just now."""
+        return now_ns < self._doubted_until_ns
 
     def covers(self, total_blocks: int) -> bool:
         """Whether decoded has room for one more sequence of `total_blocks` blocks."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from prefilld.credits import CreditAccount
 from prefilld.handoff_listeners import LinkSender, RequestOwner
-from prefilld.handoff_messages import chunk_message, handoff_message
+from prefilld.handoff_messages import chunk_message, first_step, handoff_message
 from prefilld.lending import LINK_LOST, Lending
 from prefilld.request import Request, RequestState
 from protocol import messages as wire
@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from shared.kv.control_page import ControlPage
     from shared.kv.holds import BlockHolds
     from shared.kv.leases import LeaseTable
-
-
-REJECT_PAUSE_NS = 50_000_000
-"""How long no HANDOFF follows a REJECT: decoded had told of room, so it is gone since (answers
-grow), or something is wrong there (no descriptor left, say): asking at once would only keep both
-busy."""
 
 
 class HandoffDesk:
@@ -82,7 +76,6 @@ class HandoffDesk:
         self._is_direct = False
         self._credits = CreditAccount()
         self._is_peer_draining = False
-        self._pause_ends_ns = 0
         self._ready: list[Request] = []
 
     def attach(self, owner: RequestOwner) -> None:
@@ -99,7 +92,8 @@ class HandoffDesk:
         Args:
             link: Where to send.
             held: Leases of this epoch that decoded still reads; all others have ended.
-            is_direct: decoded reads whole blocks in place; there is nothing to pull ahead.
+            is_direct: decoded reads whole blocks in place; there is nothing to pull ahead, and a
+                CHUNK only lets it begin early.
         """
         self._link, self._is_direct = link, is_direct
         self._credits = CreditAccount()
@@ -133,21 +127,6 @@ class HandoffDesk:
         """Requests that wait to be handed over."""
         return len(self._ready)
 
-    @property
-    def num_sent(self) -> int:
-        """Requests that were handed over and are not adopted yet."""
-        return sum(request.state is RequestState.SENT for request in self.lending.requests)
-
-    @property
-    def oldest_sent_ns(self) -> int | None:
-        """When the HANDOFF left whose ADOPT is awaited longest; None where none is."""
-        sent = [
-            request.sent_ns
-            for request in self.lending.requests
-            if request.state is RequestState.SENT
-        ]
-        return min(sent, default=None)
-
     def announce(self, request: Request, event: int | None = None) -> None:
         """Tell decoded which blocks of a running prefill it may pull.
 
@@ -160,26 +139,38 @@ class HandoffDesk:
         """
         num_tokens = request.computed_tokens if event is None else request.launched_tokens
         num_complete = num_tokens // self._block_size
-        if event is not None and num_tokens == request.num_tokens:
+        is_last = event is not None and num_tokens == request.num_tokens
+        if is_last:
             num_complete = len(request.blocks)  # nothing more will be written to the last one
-        if self._link is None or self._is_direct or num_complete <= request.chunked_blocks:
+        step = first_step(request.prompt) if is_last else None
+        if self._link is None or num_complete <= request.chunked_blocks:
             return
+        if self._is_direct and step is None:
+            return  # there is nothing to copy ahead
         if request.lease_id is None:
             if self._is_peer_draining:
                 return
             # Room that an older request waits for must not be reserved past it.
             is_owed = any(not ready.is_reserved for ready in self._ready)
-            if is_owed or not self._credits.covers(request.prompt.start_blocks):
+            if is_owed or not self._credits.covers(self._room_for(request)):
                 return
-            self._credits.spend(request.prompt.start_blocks)
+            self._credits.spend(self._room_for(request))
             request.is_reserved = True
         if not request.is_reserved:
             return  # decoded answered NOCHUNK
         lease = self.lending.lend(request)
         self.lending.chunk_sent(lease)
-        self._link.send(
-            chunk_message(request, lease, self._epoch, num_complete=num_complete, event=event)
+        message = chunk_message(
+            request,
+            lease,
+            self._epoch,
+            num_complete=num_complete,
+            event=event,
+            first_step=step,
         )
+        if step is not None:
+            request.first_token_place = lease.slot, lease.generation
+        self._link.send(message)
         request.chunked_blocks = num_complete
         self._metrics.chunks.inc()
         self._log.debug(
@@ -216,7 +207,7 @@ class HandoffDesk:
         """
         is_room_owed = False
         for request in tuple(self._ready):
-            if self._link is None or self._is_pausing:
+            if self._link is None or self._credits.are_doubted(self._clock.monotonic_ns()):
                 return
             if self._is_peer_draining and not request.is_reserved:
                 continue
@@ -295,12 +286,8 @@ class HandoffDesk:
         if cause == LINK_LOST:
             self.ready(request)
         else:
-            self._pause_ends_ns = self._clock.monotonic_ns() + REJECT_PAUSE_NS
+            self._credits.rejected(self._clock.monotonic_ns())
             self._tell.rejected(request, cause, message)
-
-    @property
-    def _is_pausing(self) -> bool:
-        return self._clock.monotonic_ns() < self._pause_ends_ns
 
     @property
     def _tell(self) -> RequestOwner:

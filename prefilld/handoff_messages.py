@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 from protocol import messages as wire
 from protocol.codec import encode_message
 from protocol.limits import MAX_RESIDUE_BYTES, MAX_TOP_LOGPROBS
+from shared.daemon.sampling import sampling_params
 
 if TYPE_CHECKING:
     from prefilld.request import Prompt, Request
     from shared.kv.leases import Lease
 
+
+MIN_LEFT_TOKENS = 2
+"""The first token and the one after it, which is decoded's first."""
 
 LARGEST = (1 << 31) - 1
 """Stands for any block id or token id when a HANDOFF's size is judged."""
@@ -24,8 +28,31 @@ _LARGEST_LOGPROB = wire.TokenLogprob(
 """Stands for the first token's, the only one that may have to travel."""
 
 
+def first_step(prompt: Prompt) -> wire.FirstStep | None:
+    """Return what lets decoded begin before HANDOFF; None where it must know more, or is not asked.
+
+    Penalties, bias and log-probabilities need what HANDOFF alone tells; the last token of an answer
+    is prefilld's.
+    """
+    sampling = sampling_params(
+        prompt.sampling, min_tokens=prompt.min_tokens, end_ids=prompt.stop_ids
+    )
+    is_plain = not sampling.is_adjusted and prompt.logprobs is None
+    if not is_plain or prompt.max_tokens - len(prompt.resumed_ids) < MIN_LEFT_TOKENS:
+        return None
+    return wire.FirstStep(
+        num_tokens=len(prompt.ids) + len(prompt.resumed_ids), sampling=prompt.sampling
+    )
+
+
 def chunk_message(
-    request: Request, lease: Lease, epoch: bytes, *, num_complete: int, event: int | None
+    request: Request,
+    lease: Lease,
+    epoch: bytes,
+    *,
+    num_complete: int,
+    event: int | None,
+    first_step: wire.FirstStep | None = None,
 ) -> wire.Chunk:
     """Return the CHUNK that names the blocks which may be pulled since the last one."""
     return wire.Chunk(
@@ -37,6 +64,7 @@ def chunk_message(
         blocks=list(request.blocks[request.chunked_blocks : num_complete]),
         total_blocks=request.prompt.start_blocks,
         event=event,
+        first_step=first_step,
     )
 
 

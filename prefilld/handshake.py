@@ -102,6 +102,7 @@ class Handshake:
                 epoch=exported.epoch,
                 backend=exported.backend,
                 device=exported.device.name,
+                driver=exported.device.driver,
                 fingerprint=exported.host.fingerprint,
                 fields=exported.host.fields,
             )

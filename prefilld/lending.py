@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
+from prefilld.request import Request, RequestState
 from shared.kv.allocator import BlockState
 from shared.kv.holds import BlockHolds, Hold
 from shared.kv.lease_states import (
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
     from prefilld.metrics import PrefillMetrics
-    from prefilld.request import Request
     from shared.kv.control_page import ControlPage
 
 LINK_LOST = "link-lost"
@@ -84,6 +84,17 @@ class Lending:
     def requests(self) -> tuple[Request, ...]:
         """Requests that are still prefilld's and whose blocks are lent."""
         return tuple(self._requests.values())
+
+    @property
+    def num_sent(self) -> int:
+        """Requests that were handed over and are not adopted yet."""
+        return sum(request.state is RequestState.SENT for request in self.requests)
+
+    @property
+    def oldest_sent_ns(self) -> int | None:
+        """When the HANDOFF left whose ADOPT is awaited longest; None where none is."""
+        sent = [each.sent_ns for each in self.requests if each.state is RequestState.SENT]
+        return min(sent, default=None)
 
     # --- our doings --------------------------------------------------------------------------
 

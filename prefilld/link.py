@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from prefilld.handshake import Exported, Handshake
 from prefilld.lost_peers import LostPeers
+from prefilld.reconnection import keep_connected
 from protocol import messages as wire
 from protocol.closing import CloseKind, CloseReason
 from protocol.connection import Connection
-from protocol.errors import LinkRefusedError, UnixSocketError
 from protocol.sockets import MessageSocket
 from protocol.states import Role
 from protocol.unix import connect_unix, peer_credentials
 from shared.clock import NS_PER_S
-from shared.daemon.keepalive import Keepalive, Verdict
+from shared.daemon.pulse import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
     from shared.service.frame import Service
-
-FIRST_PAUSE_S = 0.02
-MAX_PAUSE_S = 1.0
-"""Pause before connecting again: doubles from the first to the last."""
 
 
 class PrefillLink:
@@ -68,11 +64,11 @@ class PrefillLink:
         self._handshake: Handshake | None = None
         """While the link is not open."""
         self._ended = asyncio.Event()
-        self._keepalive: Keepalive | None = None
+        self._pulse: Pulse | None = None
+        """While it is."""
         self._peers = LostPeers(loop=self._loop, on_gone=self._proved_gone)
         self._welcome: wire.Welcome | None = None
         self._bandwidth_gb_s = 0.0
-        self._rtt_us: float | None = None
         self._is_parting = False
         """One side said BYE: the end of the link is no fault."""
         self._is_announced = False
@@ -108,46 +104,31 @@ class PrefillLink:
             "peer_pid": None if welcome is None else welcome.instance.pid,
             "access": None if welcome is None else welcome.access,
             "bandwidth_gb_s": None if welcome is None else round(self._bandwidth_gb_s, 3),
-            "rtt_us": self._rtt_us,
+            "rtt_us": None if self._pulse is None else self._pulse.rtt_us,
         }
 
     # --- life --------------------------------------------------------------------------------
 
     async def keep(self) -> None:
         """Connect, and connect again, for ever."""
-        pause_s, last_fault = FIRST_PAUSE_S, ""
-        while True:
-            try:
-                await self._one_session()
-                pause_s, last_fault = FIRST_PAUSE_S, ""
-            except (UnixSocketError, LinkRefusedError, ConnectionError, TimeoutError) as error:
-                fault = str(error) or "the hand-shake took too long"
-                if fault != last_fault:  # once, not at every attempt
-                    self._service.log.warning("link.failed", reason=fault)
-                last_fault = fault
+
+        def on_pause() -> None:
             self._state = "connecting"
-            await asyncio.sleep(pause_s)
-            pause_s = min(MAX_PAUSE_S, pause_s * 2)
+
+        await keep_connected(self._one_session, on_pause=on_pause, log=self._service.log)
 
     def tick(self) -> None:
         """Ask whether decoded lives; to be called several times a ping interval."""
-        if self._keepalive is None or self._socket is None:
+        if self._pulse is None or self._socket is None:
             return
         timeout_s = self._service.config.link.ping_timeout_s
-        sent_ns = self._desk.oldest_sent_ns
+        sent_ns = self._desk.lending.oldest_sent_ns
         if sent_ns is not None and self._now_s() - sent_ns / NS_PER_S >= timeout_s:
             # It answers PING but not HANDOFF: its clients wait for nobody.
             self._service.log.error("link.unanswering", timeout_s=timeout_s)
             self._socket.shutdown_read_and_drain()
             return
-        match self._keepalive.check(self._now_s()):
-            case Verdict.SEND_PING:
-                self._socket.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))
-            case Verdict.PEER_SILENT:
-                self._service.log.error("link.silent", timeout_s=timeout_s)
-                self._socket.shutdown_read_and_drain()
-            case Verdict.FINE:
-                pass
+        self._pulse.tick()
 
     def close(self) -> None:
         """Say BYE and close; the desk hears that the link is lost."""
@@ -186,15 +167,15 @@ class PrefillLink:
         await self._ended.wait()
 
     def _open(self, link: MessageSocket, welcome: wire.Welcome, mapped: wire.Mapped) -> None:
-        config = self._service.config.link
         self._metrics.link_opened(before=self._welcome, now=welcome)
         self._state, self._handshake = "open", None
         self._is_parting = self._is_announced = False
-        self._welcome, self._bandwidth_gb_s, self._rtt_us = welcome, mapped.bandwidth_gb_s, None
-        self._keepalive = Keepalive(
-            interval_s=config.ping_interval_s,
-            timeout_s=config.ping_timeout_s,
-            now_s=self._now_s(),
+        self._welcome, self._bandwidth_gb_s = welcome, mapped.bandwidth_gb_s
+        self._pulse = Pulse(
+            link,
+            config=self._service.config.link,
+            clock=self._service.clock,
+            log=self._service.log,
         )
         self._service.log.info(
             "link.opened",
@@ -204,7 +185,7 @@ class PrefillLink:
             num_held=len(welcome.held),
         )
         self._casualties.peer_found()
-        link.send(wire.Ping(sent_ns=self._service.clock.monotonic_ns()))  # the first round trip
+        self._pulse.ask()  # for the first round trip
         self._desk.link_opened(link, welcome.held, is_direct=welcome.access == "direct")
         self._take_credits(mapped.credits)
         self._on_change()
@@ -213,8 +194,8 @@ class PrefillLink:
     # --- messages ----------------------------------------------------------------------------
 
     def _on_message(self, message: wire.Message, _fds: list[int] | None) -> None:
-        if self._keepalive is not None:
-            self._keepalive.heard(self._now_s())
+        if self._pulse is not None:
+            self._pulse.heard()
         if isinstance(message, wire.Bye):
             self._is_parting = True
             # Nothing follows it, and nothing may be sent any more.
@@ -240,8 +221,8 @@ class PrefillLink:
                 self._desk.lending.on_reject(lease_id, code, text)
             case wire.Ping(sent_ns=sent_ns) if self._socket is not None:
                 self._socket.send(wire.Pong(sent_ns=sent_ns))
-            case wire.Pong(sent_ns=sent_ns):
-                self._rtt_us = round((self._service.clock.monotonic_ns() - sent_ns) / 1000, 1)
+            case wire.Pong() if self._pulse is not None:
+                self._pulse.answered(message)
             case wire.Drain():
                 self._service.log.info("link.draining")
                 self._is_announced = True
@@ -277,7 +258,7 @@ class PrefillLink:
 
     def _lost(self, reason: CloseReason) -> None:
         """The queue was read to its end: decide what was adopted, and what comes back."""
-        self._state, self._keepalive, self._rtt_us = "lost", None, None
+        self._state, self._pulse = "lost", None
         is_gone = self._peers.lost()
         self._metrics.links_lost.inc()
         if self._is_parting:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from prefilld.request import Request
     from prefilld.scheduler import Chunk
     from shared.engine.prefilling import Prefiller
+    from shared.kv.control_page import ControlPage
 
 POLL_S = 20e-6
 """Pause between two looks at a running step; the interpreter is free meanwhile."""
@@ -31,12 +32,18 @@ def launch_chunks(prefiller: Prefiller, chunks: Sequence[Chunk[Request]]) -> int
 
 
 def wait_for_chunks(
-    prefiller: Prefiller, is_interrupted: Callable[[], bool]
+    prefiller: Prefiller,
+    chunks: Sequence[Chunk[Request]],
+    page: ControlPage,
+    is_interrupted: Callable[[], bool],
 ) -> tuple[int | None, ...] | None:
     """Wait for the oldest step in flight.  On the engine thread.
 
     Args:
         prefiller: What computes; a step is in flight.
+        chunks: Its chunks.
+        page: Where a first token is told that decoded waits for: from here and not from the event
+            loop, which first has to wake up.
         is_interrupted: Whether there is more to launch; asked while there is room for it.
 
     Returns:
@@ -48,7 +55,11 @@ def wait_for_chunks(
         if not is_full and is_interrupted():
             return None
         time.sleep(POLL_S)
-    return prefiller.collect()
+    token_ids = prefiller.collect()
+    for chunk, token_id in zip(chunks, token_ids, strict=True):
+        if token_id is not None and chunk.request.first_token_place is not None:
+            page.tell_first_token(*chunk.request.first_token_place, token_id)
+    return token_ids
 
 
 def _step_of(chunk: Chunk[Request]) -> SequenceStep:

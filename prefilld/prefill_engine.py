@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shared.engine.batch import SequenceStep
 from shared.engine.device_stream import DeviceStream
+from shared.engine.prefill_graphs import PrefillGraphs
 from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
 from shared.engine.stream_prefiller import StreamPrefiller
@@ -34,6 +35,11 @@ class PrefillEngine:
 def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -> PrefillEngine:
     """Allocate the pool and build what computes into it.  On the engine thread.
 
+    Args:
+        host: The model.
+        device: Where it is.
+        token_budget: Most tokens of any step.
+
     Raises:
         PoolAllocationError: There is no room for the pool.
         CudaCallError: CUDA failed, or is not there.
@@ -44,7 +50,7 @@ def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -
         return PrefillEngine(pool=pool, prefiller=EagerPrefiller(runner))
     cuda_pool = CudaIpcPool.create(host.layout, device=device.index)
     runner = ModelRunner(host.model, cuda_pool.kv, host.layout)
-    prefiller = StreamPrefiller(runner, DeviceStream(host.model.device), cuda_pool.record)
+    stream = DeviceStream(host.model.device)
     longest = (host.layout.num_blocks - 1) * host.layout.block_size
     host.model.prepare_prefill(
         cuda_pool.kv,
@@ -52,6 +58,11 @@ def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -
         max_context_len=min(longest, host.spec.max_context_tokens),
     )
     warm_up_sampler(host.model.device, host.spec.vocab_size)
+    # What no graph is for runs first without any: it must be compiled as well.
+    plain = StreamPrefiller(runner, stream, cuda_pool.record)
+    _warm_up(plain, host.layout, token_budget)
+    graphs = PrefillGraphs(host.model, cuda_pool.kv, host.layout, stream, token_budget=token_budget)
+    prefiller = StreamPrefiller(runner, stream, cuda_pool.record, graphs=graphs)
     _warm_up(prefiller, host.layout, token_budget)
     return PrefillEngine(pool=cuda_pool, prefiller=prefiller)
 

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from prefilld.admission import Admission, Bounds
-from prefilld.answers import end_of
 from prefilld.casualties import poisoned_error
 from prefilld.request import Prompt, Request
 from prefilld.scheduler import QueueFullError
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from shared.daemon.model_host import ModelHost
     from shared.service.frame import Service
 
-Q = TypeVar("Q")
+Q = TypeVar("Q", wire.Generate, wire.Check)
 A = TypeVar("A")
 
 BUSY_RETRY_MS = 1000
@@ -132,6 +131,8 @@ class Reception:
             )
         if len(self._judging_since_s) + self._serving.num_waiting >= self._max_waiting:
             raise self._busy()
+        if not self._judging_since_s and self._admission.is_quick(message):
+            return judge(message, self._bounds())  # nobody is before it
         came_s = self._service.clock.monotonic_ns() / NS_PER_S
         self._judging_since_s.append(came_s)
         try:
@@ -179,8 +180,7 @@ class Reception:
             self._service.log.info("request.prompt", request_id=request.id, text=text)
         client.send(self._accepted(request, cached_tokens))
         if resumed.finish is not None:  # what it resumes was a whole answer already
-            self._metrics.ended.labels(resumed.finish).inc()
-            client.finish(end_of(request, resumed.finish, self._service.clock.monotonic_ns()))
+            self._serving.end(request, resumed.finish)
         elif client.is_cancelled:
             self._serving.cancel(client)
 

@@ -106,6 +106,9 @@ class Request:
     """The lease under which decoded may read `blocks`, once one is open."""
     chunked_blocks: int = 0
     """How many of `blocks` CHUNKs have named under the present lease."""
+    first_token_place: tuple[int, int] | None = None
+    """Slot and generation under which the control page is to tell the first token, where decoded
+    was asked to begin with it."""
     is_reserved: bool = False
     """decoded was asked to reserve room by a CHUNK, and did not answer NOCHUNK."""
 

@@ -6,6 +6,10 @@ overtakes at the door (the head of the queue gets the next free blocks, so it ca
 but inside, no prompt may block another for long: while others run behind it, a prompt takes at
 most half of what is left of the step's budget.  A short prompt behind a long one so waits for
 its share of a step, not for the whole long prompt; the last in line may take all that is left.
+
+A prompt that nobody runs beside takes larger chunks, which waste less; whoever comes then waits
+for those that are under way.  Its last chunk is small again, since what it leaves to hand over is
+what the client waits for.
 """
 
 from __future__ import annotations
@@ -14,6 +18,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+WHOLE = 512
+"""Where a chunk begins at a multiple of it, attention over what was before comes in whole pieces
+(`shared.ops.triton.prefill_attention`)."""
 
 
 class Schedulable(Protocol):
@@ -58,12 +66,22 @@ class Scheduler(Generic[R]):
 
     Args:
         token_budget: Tokens of one step, over all its chunks; at least 1.
+        lone_budget: The same of a step of one prompt that is alone, and that it does not end; at
+            least `token_budget`, which it is by default.
         max_waiting: Requests that may wait for blocks.
         max_running: Requests that may hold blocks and compute.
     """
 
-    def __init__(self, *, token_budget: int, max_waiting: int, max_running: int) -> None:
+    def __init__(
+        self,
+        *,
+        token_budget: int,
+        lone_budget: int | None = None,
+        max_waiting: int,
+        max_running: int,
+    ) -> None:
         self._token_budget = token_budget
+        self._lone_budget = lone_budget or token_budget
         self._max_waiting = max_waiting
         self._max_running = max_running
         self._waiting: deque[R] = deque()
@@ -111,11 +129,14 @@ class Scheduler(Generic[R]):
     def next_step(self) -> list[Chunk[R]]:
         """Return the chunks of the next step, oldest request first; empty when nothing runs.
 
-        Their lengths add up to at most `token_budget`, and each is at least 1.
+        Their lengths add up to at most `token_budget`, or `lone_budget` where there is one, and
+        each is at least 1.
         """
         chunks: list[Chunk[R]] = []
         left = self._token_budget
         unfinished = [each for each in self._running if each.launched_tokens < each.num_tokens]
+        if len(unfinished) == 1:
+            left = self._lone_length(unfinished[0])
         for index, request in enumerate(unfinished):
             if left == 0:
                 break
@@ -125,6 +146,18 @@ class Scheduler(Generic[R]):
             chunks.append(Chunk(request, request.launched_tokens, length))
             left -= length
         return chunks
+
+    def _lone_length(self, request: R) -> int:
+        """Return the most tokens that a prompt may take for itself."""
+        start = request.launched_tokens
+        num_left = request.num_tokens - start
+        if num_left <= self._token_budget or self._lone_budget == self._token_budget:
+            return self._token_budget
+        # At least half of the budget stays for the last chunk.
+        most = num_left - max(1, self._token_budget // 2)
+        length = min(self._lone_budget, most)
+        num_behind = (start + length) % WHOLE
+        return length - num_behind if num_behind < length else length
 
     def remove(self, request: R) -> None:
         """Forget a request that is computed, cancelled or failed; unknown ones are ignored."""

@@ -1,24 +1,19 @@
-"""Serves accepted requests: queues, prefills, answers with the first token, hands the rest over.
+"""The book of accepted requests: queued, answered with the first token, handed over, ended.
 
-Everything here runs on the event loop; the engine thread only executes the steps that this decides,
-so a request's state has one owner and needs no lock.  Blocks that a running step writes are never
-freed under it: whatever ends a request while the engine has its chunk takes effect after that step.
-
-Where the engine allows it, a step is launched while the one before runs, and decoded hears of its
-blocks at once, with the event to wait for: it pulls a chunk while the next one is computed.
+Everything here runs on the event loop, so a request's state has one owner and needs no lock.
+Blocks that a running step writes are never freed under it: whatever ends a request while the engine
+has its chunk takes effect after that step.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from typing import TYPE_CHECKING
 
 from prefilld.answers import end_of, piece_message
 from prefilld.casualties import poisoned_error
-from prefilld.prefill import launch_chunks, wait_for_chunks
+from prefilld.prefill_loop import PrefillLoop
 from prefilld.request import Request, RequestState
-from prefilld.scheduler import Chunk, Scheduler
+from prefilld.scheduler import Scheduler
 from prefilld.spans import trace_of
 from protocol import messages as wire
 from protocol.errors import RequestError
@@ -33,6 +28,7 @@ if TYPE_CHECKING:
     from prefilld.request import Prompt
     from shared.engine.prefilling import Prefiller
     from shared.engine.thread import EngineThread
+    from shared.kv.control_page import ControlPage
     from shared.kv.holds import BlockHolds
     from shared.service.frame import Service
 
@@ -53,7 +49,9 @@ class Serving:
     Args:
         service: Configuration, clock and log.
         prefiller: What computes, over prefilld's pool.
+        engine: The thread it runs on.
         holds: Who has which blocks of that pool.
+        control_page: Where first tokens are told.
         desk: Where a prompt goes once its first token is known.
         casualties: Told what decoded adopted; tells what is not to be handed to another one.
     """
@@ -65,16 +63,17 @@ class Serving:
         prefiller: Prefiller,
         engine: EngineThread,
         holds: BlockHolds,
+        control_page: ControlPage,
         desk: HandoffDesk,
         casualties: Casualties,
         metrics: PrefillMetrics,
     ) -> None:
         config = service.config.prefilld
-        self._service, self._prefiller, self._engine = service, prefiller, engine
-        self._holds, self._desk, self._metrics = holds, desk, metrics
-        self._casualties = casualties
+        self._service, self._holds, self._desk = service, holds, desk
+        self._casualties, self._metrics = casualties, metrics
         self._scheduler: Scheduler[Request] = Scheduler(
             token_budget=config.token_budget,
+            lone_budget=config.lone_budget,
             max_waiting=config.max_waiting,
             max_running=config.max_running,
         )
@@ -82,16 +81,24 @@ class Serving:
         """Requests that are prefilld's, by their connection."""
         self._cancelled: dict[Request, RequestError | None] = {}
         """Requests to end before the next step: with an ERROR, or with END `cancelled`."""
-        self._in_flight: deque[list[Chunk[Request]]] = deque()
-        """The chunks of steps that are launched and not collected."""
-        self._work = asyncio.Event()
+        self.prefill = PrefillLoop(
+            prefiller=prefiller,
+            engine=engine,
+            scheduler=self._scheduler,
+            holds=holds,
+            control_page=control_page,
+            desk=desk,
+            owner=self,
+            metrics=metrics,
+            clock=service.clock,
+        )
 
     # --- what others may know ----------------------------------------------------------------
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is prefilld's and nothing is left to settle with decoded."""
-        return not self._requests and self._desk.num_sent == 0
+        return not self._requests and self._desk.lending.num_sent == 0
 
     @property
     def num_requests(self) -> int:
@@ -123,7 +130,7 @@ class Serving:
         """
         self._scheduler.add(request)
         self._requests[request.client] = request
-        self._work.set()
+        self.prefill.wake()
 
     def fail(self, client: Client, error: RequestError, *, request_id: str | None = None) -> None:
         """Tell a client that its request failed; it has no id before it was accepted."""
@@ -141,94 +148,28 @@ class Serving:
 
     # --- prefill -----------------------------------------------------------------------------
 
-    async def prefill_loop(self) -> None:
-        """Compute what there is to compute, for ever."""
-        while True:
-            self._work.clear()
-            self._end_cancelled()
-            self._admit()
-            has_room = len(self._in_flight) < self._prefiller.depth
-            chunks = self._scheduler.next_step() if has_room else []
-            if chunks:
-                await self._launch(chunks)
-            elif self._in_flight:
-                await self._collect()
-            else:
-                await self._work.wait()
-
-    async def _launch(self, chunks: list[Chunk[Request]]) -> None:
-        """Begin a step, and tell decoded what it will bring."""
-        for chunk in chunks:
-            chunk.request.started_ns = chunk.request.started_ns or self._now_ns()
-            chunk.request.launched_tokens += chunk.length
-            chunk.request.num_in_flight += 1
-        if not self._in_flight:
-            self._step_began_ns = self._now_ns()
-        self._in_flight.append(chunks)
-        event = await self._engine.run(launch_chunks, self._prefiller, chunks)
-        if event is None:
-            return  # computed already; `_collect` is next
-        for chunk in chunks:
-            if chunk.request not in self._cancelled:
-                self._desk.announce(chunk.request, event)
-
-    async def _collect(self) -> None:
-        """Wait for the oldest step; come back without it if there is something to launch."""
-        token_ids = await self._engine.run(wait_for_chunks, self._prefiller, self._work.is_set)
-        if token_ids is None:
-            return
-        chunks, began_ns, self._step_began_ns = (
-            self._in_flight.popleft(),
-            self._step_began_ns,
-            self._now_ns(),
-        )
-        self._metrics.stepped(
-            num_tokens=sum(chunk.length for chunk in chunks),
-            duration_ns=self._step_began_ns - began_ns,
-        )
-        for chunk, token_id in zip(chunks, token_ids, strict=True):
-            self._computed(chunk, token_id)
-        self._desk.pump()
-
     def wake(self) -> None:
-        """Look again: blocks came free, or a request is to end."""
-        self._work.set()
+        """Look again: blocks came free."""
+        self.prefill.wake()
 
-    def _admit(self) -> None:
-        while (request := self._scheduler.admit(self._take_blocks)) is not None:
-            request.state = RequestState.RUNNING
-            self._desk.announce(request)  # what the prefix cache had, decoded may pull at once
+    def is_cancelled(self, request: Request) -> bool:
+        """Whether a request is to end before the next step."""
+        return request in self._cancelled
 
-    def _take_blocks(self, request: Request) -> bool:
-        hold = self._holds.take(request.num_tokens, request.prompt.block_hashes)
-        if hold is None:
-            return False
-        request.hold = hold
-        request.launched_tokens = request.computed_tokens = hold.cached_tokens
-        return True
+    def end_cancelled(self) -> None:
+        """End the cancelled requests of which the engine has no chunk; others get none any more."""
+        for request in tuple(self._cancelled):
+            if request.num_in_flight:
+                self._scheduler.remove(request)
+            else:
+                self._give_up(request, self._cancelled.pop(request))
 
-    def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
-        request = chunk.request
-        request.computed_tokens += chunk.length
-        request.num_in_flight -= 1
-        if request.state is RequestState.ENDED:
-            return  # by `end_all`, while its step ran
-        assert request.hold is not None, "it had blocks to compute into"
-        self._holds.computed(request.hold, request.computed_tokens)
-        if request in self._cancelled:
-            return  # `_end_cancelled` is next
-        if token_id is None:
-            self._desk.announce(request)
-            return
-        self._scheduler.remove(request)
-        self._first_token(request, token_id)
-
-    def _first_token(self, request: Request, token_id: int) -> None:
+    def first_token(self, request: Request, token_id: int) -> None:
+        """Answer with the first token, and hand the rest over unless that ends it."""
         request.first_token_ns = self._now_ns()
         request.answer_ids.append(token_id)
         if request.history is not None:
             request.held_logprobs += map(wire_logprob, request.history.logprobs)
-        self._metrics.first_token(request)
         piece = request.assembler.push(token_id)
         has_text = bool(piece.ids or piece.text)
         if has_text and (request.prompt.stream or piece.finish is not None):
@@ -236,8 +177,9 @@ class Serving:
             request.client.send(piece_message(piece, request.held_logprobs if asked else None))
             request.held_logprobs = []
             request.delivered = piece.index + len(piece.ids)
+        self._metrics.first_token(request)
         if piece.finish is not None:
-            self._end(request, piece.finish)
+            self.end(request, piece.finish)
             return
         request.deadline_s = self._now_s() + self._service.config.limits.request_timeout_s
         self._desk.ready(request)
@@ -251,7 +193,7 @@ class Serving:
             return
         if request.state is RequestState.RUNNING:
             self._cancelled.setdefault(request, error)
-            self._work.set()
+            self.prefill.wake()
         elif request.state in (RequestState.WAITING, RequestState.READY):
             self._give_up(request, error)
 
@@ -296,24 +238,16 @@ class Serving:
         while self._cancelled:
             self._give_up(*self._cancelled.popitem())
 
-    def _end_cancelled(self) -> None:
-        """End the cancelled requests of which the engine has no chunk; others get none any more."""
-        for request in tuple(self._cancelled):
-            if request.num_in_flight:
-                self._scheduler.remove(request)
-            else:
-                self._give_up(request, self._cancelled.pop(request))
-
     def _give_up(self, request: Request, error: RequestError | None) -> None:
         if error is None:
-            self._end(request, "cancelled")
+            self.end(request, "cancelled")
         else:
             self._forget(request)
             self.fail(request.client, error, request_id=request.id)
             self._service.tracer.record(trace_of(request, self._now_ns(), error_code=error.code))
 
-    def _end(self, request: Request, reason: str) -> None:
-        """Send END and take everything back."""
+    def end(self, request: Request, reason: str) -> None:
+        """Send END and take everything back; also where the request was never queued."""
         is_gone = not request.client.is_open
         self._metrics.ended.labels("gone" if is_gone else reason).inc()
         self._service.log.info(
@@ -332,7 +266,7 @@ class Serving:
         self._scheduler.remove(request)
         if request.state is not RequestState.ENDED:
             self._desk.withdraw(request)
-        self._work.set()
+        self.prefill.wake()
 
     def _now_ns(self) -> int:
         return self._service.clock.monotonic_ns()

@@ -108,11 +108,31 @@ def request_message(kind: type[_RequestT], prompt: Prompt, options: Options) -> 
             {"type": kind.__struct_config__.tag, "prompt": prompt, **options},
             builtin_types=BUILTIN_TYPES,
         )
+        _check_texts(body, str(kind.__struct_config__.tag))
         request = decode_message(body, kind)
     except (InvalidMessageError, TypeError, ValueError) as error:
         raise RequestError("invalid-request", str(error)) from error
     assert isinstance(request, kind)
     return request
+
+
+def _check_texts(value: object, where: str) -> None:
+    """Refuse text that UTF-8 cannot carry; JSON and file names can hold halves of characters."""
+    match value:
+        case str():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidMessageError(
+                    f"{where}: character {error.start + 1} is half of a surrogate pair, which "
+                    "UTF-8 cannot carry"
+                ) from error
+        case dict():
+            for key, inner in value.items():
+                _check_texts(inner, f"{where}.{key}")
+        case [str() | dict(), *_]:  # token ids are many, and no text
+            for index, inner in enumerate(value):
+                _check_texts(inner, f"{where}[{index}]")
 
 
 def next_attempt(before: Resume, ids: list[int]) -> Resume:

@@ -7,7 +7,8 @@ VERSION = 3
 
 1: the first.
 2: min-p, penalties, bias, shortest answers and log-probabilities.
-3: decoded reserves room for a prompt, and no longer for its whole answer; `preempted`.
+3: CHUNK may tell decoded's first step, and the control page the first token; decoded reserves room
+   for a prompt, and no longer for its whole answer; `preempted`.
 """
 
 MAX_LINK_BODY_BYTES = 1 << 20

@@ -54,6 +54,8 @@ class Hello(Message, tag="hello", frozen=True, kw_only=True):
     """`memfd` or `cuda`."""
     device: Annotated[str, Meta(max_length=64)]
     """The GPU's UUID, or `cpu`."""
+    driver: Annotated[str, Meta(max_length=64)] = ""
+    """The newest CUDA that prefilld's driver speaks; told where the pool does not map."""
     fingerprint: Annotated[str, Meta(max_length=128)]
     """Hash over `fields`."""
     fields: Annotated[dict[str, str | int | float | bool], Meta(max_length=64)]
@@ -141,6 +143,18 @@ class LeaseMessage(Message, frozen=True, kw_only=True):
     lease: LeaseId
 
 
+class FirstStep(Part, frozen=True, kw_only=True):
+    """What decoded's first step needs beside the first token, which the control page tells.
+
+    Only where nothing else matters to it: no penalty, no bias, no log-probabilities.
+    """
+
+    num_tokens: Count
+    """Of the prompt and the resumed answer; the first token's position."""
+    sampling: Sampling
+    """With the seed resolved."""
+
+
 class Chunk(LeaseMessage, tag="chunk", frozen=True, kw_only=True):
     """These blocks of a running prefill are written, or will be once `event` is seen."""
 
@@ -154,6 +168,8 @@ class Chunk(LeaseMessage, tag="chunk", frozen=True, kw_only=True):
     are full.  For what the answer needs beyond it takes others by itself, one at a time."""
     event: Slot | None = None
     """Slot in the event ring; None where the blocks are written already."""
+    first_step: FirstStep | None = None
+    """With the last blocks of a prompt: decoded may begin before HANDOFF comes."""
 
 
 class RequestState(Part, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@
     ├── DaemonUnavailableError           69   nobody answers at the socket
     ├── DaemonBusyError                  75   somebody answers: not now
     ├── ConfigError                      78   a value, and where it came from
+    ├── MemoryShortageError              75   others hold the memory that a daemon needs now
     └── EnvironmentUnsupportedError      78   this machine lacks what the configuration wants
 
 Every text is one line that names the fault; `hint` is one more that says what to do about it.
@@ -62,6 +63,15 @@ class DaemonUnavailableError(KvpairError):
 
 class DaemonBusyError(KvpairError):
     """A daemon answers, but takes no request now: it is full or draining."""
+
+    exit_code = ExitCode.BUSY
+
+
+class MemoryShortageError(KvpairError):
+    """Others hold the memory that a daemon needs: the same start may work in a while.
+
+    Its code is one after which a service manager tries again.
+    """
 
     exit_code = ExitCode.BUSY
 

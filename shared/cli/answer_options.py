@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -23,6 +22,7 @@ from protocol.limits import (
     MIN_REPETITION_PENALTY,
 )
 from protocol.messages import LogitBias, Sampling
+from shared.cli.parameters import TEXT, Number
 from shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-PENALTY = click.FloatRange(-MAX_PENALTY, MAX_PENALTY)
-REPETITION = click.FloatRange(MIN_REPETITION_PENALTY, MAX_PENALTY)
-TOP_P = click.FloatRange(0, 1, min_open=True)
+PENALTY = Number(-MAX_PENALTY, MAX_PENALTY)
+REPETITION = Number(MIN_REPETITION_PENALTY, MAX_PENALTY)
+TOP_P = Number(0, 1, min_open=True)
 
 TOP_K_HELP = "Choose among the K likeliest tokens; needs a temperature."
 TOP_P_HELP = "Choose among the likeliest that reach P; needs a temperature."
@@ -42,6 +42,7 @@ REPETITION_HELP = "Above 1: say less of what prompt or answer have."
 PRESENCE_HELP = "Above 0: say less of what the answer has."
 FREQUENCY_HELP = "Above 0: the same, the more often the less."
 BIAS_HELP = "Add BIAS to the logit of token ID; may be repeated."
+STOP_HELP = "End before TEXT; may be repeated."
 MIN_TOKENS_HELP = "Do not end the answer before N tokens."
 
 
@@ -54,6 +55,20 @@ class AnswerFlags:
     stop: tuple[str, ...]
     ignore_eos: bool
     sampling: Sampling
+    wants_temperature: str | None
+    """A flag that does nothing without a temperature, where none was named."""
+
+    def check_alone(self) -> None:
+        """Refuse what would be taken and do nothing, where nobody else can name a temperature.
+
+        Raises:
+            UsageError: A flag that chooses among tokens was given without one.
+        """
+        if self.wants_temperature is not None:
+            raise UsageError(
+                f"{self.wants_temperature} needs a temperature",
+                hint="add --temperature, such as 0.8; without it the likeliest token is taken",
+            )
 
     def options(self) -> Options:
         """Return the request's options."""
@@ -82,19 +97,19 @@ _OPTIONS = (
     ),
     click.option(
         "--temperature",
-        type=click.FloatRange(0, MAX_TEMPERATURE),
+        type=Number(0, MAX_TEMPERATURE),
         metavar="T",
         help="0, the default, is greedy.",
     ),
     click.option("--top-k", type=click.IntRange(0, MAX_TOP_K), metavar="K", help=TOP_K_HELP),
     click.option("--top-p", type=TOP_P, metavar="P", help=TOP_P_HELP),
-    click.option("--min-p", type=click.FloatRange(0, 1), metavar="P", help=MIN_P_HELP),
+    click.option("--min-p", type=Number(0, 1), metavar="P", help=MIN_P_HELP),
     click.option("--seed", type=click.IntRange(0, MAX_SEED), metavar="N", help=SEED_HELP),
     click.option("--repetition-penalty", type=REPETITION, metavar="R", help=REPETITION_HELP),
     click.option("--presence-penalty", type=PENALTY, metavar="X", help=PRESENCE_HELP),
     click.option("--frequency-penalty", type=PENALTY, metavar="X", help=FREQUENCY_HELP),
     click.option("--logit-bias", multiple=True, metavar="ID=BIAS", help=BIAS_HELP),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated."),
+    click.option("--stop", type=TEXT, multiple=True, metavar="TEXT", help=STOP_HELP),
     click.option("--ignore-eos", is_flag=True, help="Go on where the model would end."),
 )
 
@@ -111,6 +126,11 @@ _SAMPLING = (
 """Flags that are fields of `Sampling`."""
 
 
+_IDLE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Flags that choose among tokens, with the value that leaves all of them.  Where no temperature is
+named the choice is greedy, and they do nothing."""
+
+
 def answer_options(command: Callable[..., Result]) -> Callable[..., Result]:
     """Add the flags; the command receives `answer: AnswerFlags`."""
 
@@ -121,7 +141,12 @@ def answer_options(command: Callable[..., Result]) -> Callable[..., Result]:
         stop, bias = parameters.pop("stop"), parameters.pop("logit_bias")
         assert isinstance(stop, tuple)
         assert isinstance(bias, tuple)
-        answer = AnswerFlags(stop=_stop(stop), sampling=_sampling(chosen, bias), **rest)  # type: ignore[arg-type]  # click has checked them
+        answer = AnswerFlags(
+            stop=_stop(stop),
+            sampling=_sampling(chosen, bias),
+            wants_temperature=_wanting(chosen),
+            **rest,  # type: ignore[arg-type]  # click has checked them
+        )
         _check_lengths(answer)
         return command(answer=answer, **parameters)
 
@@ -130,11 +155,16 @@ def answer_options(command: Callable[..., Result]) -> Callable[..., Result]:
     return with_flags
 
 
+def _wanting(given: dict[str, object]) -> str | None:
+    """Return a flag that needs a temperature, where none is given."""
+    if given["temperature"] is not None:
+        return None
+    wanting = (name for name, idle in _IDLE.items() if given[name] not in (None, idle))
+    return next((f"--{name.replace('_', '-')}" for name in wanting), None)
+
+
 def _sampling(given: dict[str, object], bias: tuple[str, ...]) -> Sampling:
     """Return what the flags say; the message's own defaults stand for the rest."""
-    for name, value in given.items():
-        if isinstance(value, float) and math.isnan(value):  # which no range keeps out
-            raise UsageError(f"--{name.replace('_', '-')} is not a number")
     if len(bias) > MAX_LOGIT_BIASES:
         raise UsageError(f"--logit-bias is given {len(bias)} times; {MAX_LOGIT_BIASES} is the most")
     entries = [_bias(text) for text in bias]

@@ -21,9 +21,11 @@ from shared.cli.answering import Interrupt, cancelled_by_interrupt, show
 from shared.cli.conversation import MAX_FILE_BYTES, Conversation, ConversationError
 from shared.cli.line_reader import LineReader
 from shared.cli.losses import telling_policy
+from shared.cli.parameters import FILE_NAME, TEXT
 from shared.cli.received import Received
+from shared.cli.words import counted
 from shared.config.paths import client_socket
-from shared.errors import ExitCode, KvpairError
+from shared.errors import ExitCode, KvpairError, UsageError
 
 COMMANDS = {
     "/reset": "forget every turn",
@@ -35,16 +37,20 @@ COMMANDS = {
     "/quit": "end, as Ctrl-D does",
 }
 
+LOAD_HELP = "Go on with a saved conversation."
+
 SAVED_MODE = 0o600
 """A conversation is its user's."""
 
 
 @click.command
-@click.option("--system", metavar="TEXT", help="Begin with this system message.")
-@click.option("--load", "load_file", metavar="FILE", help="Go on with a saved conversation.")
+@click.option("--system", type=TEXT, metavar="TEXT", help="Begin with this system message.")
+@click.option("--load", "load_file", type=FILE_NAME, metavar="FILE", help=LOAD_HELP)
 @answer_options
 @click.option("--quiet", "-q", is_flag=True, help="Do not tell usage and speed after each answer.")
-@click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
+@click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
 def chat(
     answer: AnswerFlags,
     *,
@@ -57,10 +63,14 @@ def chat(
 
     In a terminal "/help" lists what else can be said.  In a pipe every line is a turn.
     """
+    answer.check_alone()
     client = Client(client_socket(os.environ, chosen=socket), resume_policy=telling_policy())
     session = Session(client, answer, is_quiet=quiet)
     if load_file is not None:
-        session.load(load_file)
+        try:
+            session.load(load_file)
+        except KvpairError as error:  # on the command line it is a fault of that
+            raise UsageError(error.message, hint=error.hint) from error
     if system is not None:
         session.conversation.system = system
     lines = LineReader()
@@ -77,6 +87,11 @@ def _talk(session: Session, lines: LineReader) -> ExitCode:
     while True:
         try:
             line = lines.read()
+        except UsageError as error:  # it is no text
+            if not lines.is_terminal:
+                raise
+            _say(str(error))
+            continue
         except KeyboardInterrupt:
             if not lines.is_terminal:
                 raise
@@ -171,7 +186,7 @@ class Session:
             raise KvpairError(f"{path} cannot be read: {error.strerror}") from error
         except ConversationError as error:
             raise KvpairError(f"{path} {error}") from error
-        _say(f"read {len(self.conversation.turns) // 2} turns from {path}")
+        _say(f"read {counted(len(self.conversation.turns) // 2, 'turn')} from {path}")
 
     def _save(self, name: str) -> None:
         path = _path(name, "/save FILE")
@@ -180,7 +195,7 @@ class Session:
             path.write_text(self.conversation.to_json(), encoding="utf-8")
         except OSError as error:
             raise KvpairError(f"{path} cannot be written: {error.strerror}") from error
-        _say(f"wrote {_counted(len(self.conversation.turns) // 2, 'turn')} to {path}")
+        _say(f"wrote {counted(len(self.conversation.turns) // 2, 'turn')} to {path}")
 
     def _ask(self, question: str) -> None:
         """Ask, show the answer, and add both to the conversation, also what came of a stopped one.
@@ -218,15 +233,11 @@ class Session:
     def _stats(self) -> str:
         speed = self._num_tokens / self._decode_s if self._decode_s else 0.0
         return (
-            f"{_counted(self._num_answers, 'answer')}, {self._num_tokens} tokens in all, "
+            f"{counted(self._num_answers, 'answer')}, {self._num_tokens} tokens in all, "
             f"{speed:.1f} tokens/s on average; "
-            f"the conversation has {_counted(len(self.conversation.turns) // 2, 'turn')}, "
+            f"the conversation has {counted(len(self.conversation.turns) // 2, 'turn')}, "
             f"{self._context_tokens} tokens at the last answer"
         )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _usage(received: Received, end: End) -> str:

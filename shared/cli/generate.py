@@ -23,6 +23,7 @@ from shared.cli.answer_options import AnswerFlags, answer_options
 from shared.cli.answering import Interrupt, cancelled_by_interrupt, show
 from shared.cli.generate_file import DEFAULT_CONCURRENCY, MAX_CONCURRENCY, generate_file
 from shared.cli.losses import telling_policy
+from shared.cli.parameters import FILE_NAME, TEXT
 from shared.cli.received import Received
 from shared.config.paths import client_socket
 from shared.errors import ExitCode, UsageError
@@ -30,11 +31,14 @@ from shared.errors import ExitCode, UsageError
 MAX_PROMPT_BYTES = 64 << 20
 """Most that is read from stdin; no daemon can be configured to take more."""
 
+FILE_HELP = "Answer every line of this JSON-lines file."
+OUTPUT_HELP = "With --file: where answers go; else stdout."
+
 
 @click.command
-@click.argument("prompt", required=False)
+@click.argument("prompt", type=TEXT, required=False)
 @click.option("--raw", is_flag=True, help="Take the prompt as it is, without a chat template.")
-@click.option("--system", metavar="TEXT", help="Put a system message before the prompt.")
+@click.option("--system", type=TEXT, metavar="TEXT", help="Put a system message before the prompt.")
 @answer_options
 @click.option(
     "--logprobs",
@@ -44,15 +48,17 @@ MAX_PROMPT_BYTES = 64 << 20
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, at the end.")
 @click.option("--no-stream", is_flag=True, help="Print the answer at once when it is whole.")
-@click.option("--file", "file", metavar="FILE", help="Answer every line of this JSON-lines file.")
-@click.option("--output", metavar="FILE", help="With --file: where answers go; else stdout.")
+@click.option("--file", type=FILE_NAME, metavar="FILE", help=FILE_HELP)
+@click.option("--output", type=FILE_NAME, metavar="FILE", help=OUTPUT_HELP)
 @click.option(
     "--concurrency",
     type=click.IntRange(1, MAX_CONCURRENCY),
     metavar="N",
     help=f"With --file: requests at a time [{DEFAULT_CONCURRENCY}].",
 )
-@click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
+@click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
 def generate(
     answer: AnswerFlags,
     *,
@@ -96,6 +102,7 @@ def generate(
             output=None if output is None else Path(output),
             concurrency=concurrency or DEFAULT_CONCURRENCY,
         )
+    answer.check_alone()
     text = _read_prompt(prompt, keep_newline=raw)
     if not text:
         raise UsageError("the prompt is empty")

@@ -78,9 +78,22 @@ def _writing(output: Path | None) -> Iterator[Callable[[str], object]]:
 
         yield write
         return
+
+    def append(text: str) -> None:
+        with _written(output):
+            file.write(text)
+
+    with _written(output):
+        file = output.open("a", encoding="utf-8", buffering=1)
+    with file:
+        yield append
+
+
+@contextmanager
+def _written(output: Path) -> Iterator[None]:
+    """Name the file that could not be written; only that happens inside."""
     try:
-        with output.open("a", encoding="utf-8", buffering=1) as file:
-            yield file.write
+        yield
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
 

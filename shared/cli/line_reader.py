@@ -64,22 +64,25 @@ class LineReader:
             _save_history()
 
     def _read_one(self, prompt: str) -> str | None:
-        if self._edits:
-            try:
-                with late_interrupts_seen():
-                    return input(prompt)
-            except EOFError:
-                return None
-        if self.is_terminal:
+        if self.is_terminal and not self._edits:
             click.echo(prompt, nl=False, err=True)
         try:
-            line = sys.stdin.readline(MAX_LINE_CHARACTERS)
+            line = self._edited(prompt) if self._edits else sys.stdin.readline(MAX_LINE_CHARACTERS)
             line.encode()  # some locales read bytes that are no text as lone surrogates
         except UnicodeError as error:
             raise UsageError("a line on stdin is not UTF-8") from error
         if len(line) == MAX_LINE_CHARACTERS:
             raise UsageError(f"a line on stdin has more than {MAX_LINE_CHARACTERS} characters")
         return line.removesuffix("\n") if line else None
+
+    @staticmethod
+    def _edited(prompt: str) -> str:
+        """Return a line with its newline; nothing at the end."""
+        try:
+            with late_interrupts_seen():
+                return input(prompt) + "\n"
+        except EOFError:
+            return ""
 
 
 def _load_history() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from shared.cli.log_lines import LEVELS, Timeline, Wanted, as_json
+from shared.cli.parameters import FILE_NAME, TEXT
 from shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from shared.cli.log_lines import LogLine
     from shared.cli.log_sources import Source
+
+REQUEST_HELP = "Only what concerns this request."
 
 NOTHING_IN_FILES = "no line was logged that fits"
 NOTHING_IN_JOURNAL = (
@@ -30,6 +33,9 @@ NOTHING_IN_JOURNAL = (
 FOLLOWED_LINES = 10
 """How many lines `--follow` begins with, as `journalctl` and `tail` do."""
 
+MAX_LINES = 10_000_000
+"""Most that `--lines` keeps in memory."""
+
 US_PER_S = 1_000_000
 
 _UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400}
@@ -37,13 +43,13 @@ _AGO = re.compile(r"-?(\d+)\s*(s|min|m|h|d)(?:\s+ago)?")
 
 
 @click.command
-@click.argument("files", nargs=-1, metavar="[FILE]...", type=click.Path(allow_dash=True))
+@click.argument("files", nargs=-1, metavar="[FILE]...", type=FILE_NAME)
 @click.option("-f", "--follow", is_flag=True, help="Wait for more.")
-@click.option("--request", "request_id", metavar="ID", help="Only what concerns this request.")
+@click.option("--request", "request_id", type=TEXT, metavar="ID", help=REQUEST_HELP)
 @click.option("--since", metavar="WHEN", help='Not before: "10min", "2h", "14:30", or a date.')
 @click.option("--level", type=click.Choice(LEVELS[:4]), default="debug", help="The lowest to show.")
 @click.option(
-    "-n", "--lines", "num_lines", type=click.IntRange(min=0), help="Only the last so many."
+    "-n", "--lines", "num_lines", type=click.IntRange(0, MAX_LINES), help="Only the last so many."
 )
 @click.option("--json", "as_json_", is_flag=True, help="Print the lines as they were logged.")
 @click.option(
@@ -108,7 +114,10 @@ def parse_since(text: str, now: datetime) -> datetime:
     """
     if match := _AGO.fullmatch(text.strip()):
         number, unit = match.groups()
-        return now - timedelta(seconds=int(number) * _UNITS_S[unit])
+        try:
+            return now - timedelta(seconds=int(number) * _UNITS_S[unit])
+        except (OverflowError, ValueError) as error:  # digits without end are a ValueError
+            raise UsageError(f"--since {text}: no calendar goes back so far") from error
     midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
     if text == "today":
         return midnight

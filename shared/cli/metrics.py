@@ -12,6 +12,7 @@ import click
 from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
 from shared.cli.pair import DAEMONS, decoded_socket
+from shared.cli.parameters import FILE_NAME
 from shared.config.paths import client_socket
 from shared.errors import ExitCode
 
@@ -21,7 +22,9 @@ ANSWER_TIMEOUT_S = 5.0
 
 @click.command
 @click.option("--daemon", type=click.Choice(DAEMONS), help="Only this one's; the default is both.")
-@click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
+@click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
 def metrics(*, daemon: str | None, socket: str | None) -> ExitCode:
     """Print both daemons' metrics in Prometheus' text format.
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from shared.cli.parameters import FILE_NAME, Number
+
 if TYPE_CHECKING:
     from shared.model.describe import ModelDescription
 
 GIB = 1 << 30
 BLOCK_SIZE = 16  # tokens; the default of `[pool] block_size`
+MAX_POOL_GIB = 1 << 20  # more than any machine has
 
 
 @click.group(no_args_is_help=True)
@@ -83,7 +86,7 @@ def list_(as_json: bool) -> None:
 
 
 @model.command()
-@click.argument("name_or_path", metavar="NAME|PATH")
+@click.argument("name_or_path", metavar="NAME|PATH", type=FILE_NAME)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "bfloat16", "float16"]),
@@ -93,7 +96,7 @@ def list_(as_json: bool) -> None:
 )
 @click.option(
     "--pool-gib",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True, max=MAX_POOL_GIB),
     default=1.0,
     show_default=True,
     help="Size of a KV pool, in GiB, to say how many tokens it holds.",

@@ -12,6 +12,7 @@ from typing import cast
 import click
 
 from protocol.client import Client
+from shared.cli.parameters import FILE_NAME, Number
 from shared.config.paths import beside, client_socket
 from shared.errors import DaemonBusyError, DaemonUnavailableError, ExitCode, KvpairError
 from shared.states import READY_STATES, DaemonName, DaemonState
@@ -22,6 +23,9 @@ ANSWER_TIMEOUT_S = 5.0
 MAX_SILENCE_S = 60.0
 """As WatchdogSec= in the units: longer than the longest step."""
 
+LONGEST_SILENCE_S = 86_400.0
+"""Most that may be asked for: a day of silence is the end of any engine."""
+
 
 @click.command
 @click.argument("daemon", type=click.Choice(("prefilld", "decoded")))
@@ -29,12 +33,14 @@ MAX_SILENCE_S = 60.0
 @click.option(
     "--max-silence",
     "max_silence_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True, max=LONGEST_SILENCE_S),
     default=MAX_SILENCE_S,
     metavar="SECONDS",
     help=f"Longest time without progress of its engine [{MAX_SILENCE_S:g}].",
 )
-@click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
+@click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
 def probe(*, daemon: str, ready: bool, max_silence_s: float, socket: str | None) -> ExitCode:
     """Ask whether a daemon still works.
 

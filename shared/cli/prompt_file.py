@@ -131,9 +131,9 @@ class AnswerFile:
         Raises:
             UsageError: The file cannot be read or written, or it answers other prompts.
         """
-        path = self._path
-        if path is None or not path.exists():
-            return set()
+        if self._path is None or not self._path.is_file():
+            return set()  # a pipe or a device is only written to, and must not be replaced
+        path = self._path.resolve()  # a link stays one
         digests = {line.number: line.digest for line in lines}
         kept: dict[int, bytes] = {}
         try:

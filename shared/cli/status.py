@@ -12,11 +12,15 @@ import click
 from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
 from shared.cli.pair import decoded_socket
+from shared.cli.parameters import FILE_NAME
 from shared.config.paths import client_socket
 from shared.errors import ExitCode
 
 ANSWER_TIMEOUT_S = 5.0
 """A daemon answers STATUS from its event loop, whatever its engine does."""
+
+PIPE_COLUMNS = 4096
+"""More than any row that people would read takes."""
 
 _HIDDEN = frozenset({"counters", "decoded_socket", "requests"})
 """For programs: --json has them; `kvpair top` shows requests."""
@@ -24,7 +28,9 @@ _HIDDEN = frozenset({"counters", "decoded_socket", "requests"})
 
 @click.command
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
+@click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
 def status(*, as_json: bool, socket: str | None) -> ExitCode:
     """Show what both daemons are doing.
 
@@ -62,6 +68,8 @@ def _print_table(answers: dict[str, dict[str, object]]) -> None:
     for key in dict.fromkeys(key for column in columns for key in column):
         table.add_row(key, *(column.get(key, "-") for column in columns))
     console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:  # whoever reads lines wants each row on one
+        console.width = PIPE_COLUMNS
     console.print(table)
 
 

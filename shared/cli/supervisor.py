@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from shared.cli.children import Signal, SignalWaiter
 from shared.cli.restarts import RestartPolicy
+from shared.cli.words import counted
 from shared.errors import ExitCode, KvpairError
 
 READY_POLL_S = 0.1
@@ -74,6 +76,8 @@ class Supervisor:
         signals: Where signals come from and children are made.
         is_ready: Whether the pair serves; asked while a command waits for it, with each daemon's
             pid, so that another pair on the same sockets is not taken for this one.
+        num_requests: How many requests a daemon still has, by its name; None where it does not
+            tell.  Asked when its end takes long.
         say: Tells the user something, one line.
         start_timeout_s: How long a command waits for the pair.
         drain_timeout_s: The daemons' own time to finish what they began.
@@ -86,6 +90,7 @@ class Supervisor:
         environ: Mapping[str, str],
         signals: SignalWaiter,
         is_ready: Callable[[Mapping[str, int]], bool],
+        num_requests: Callable[[str], int | None],
         say: Callable[[str], None],
         start_timeout_s: float,
         drain_timeout_s: float,
@@ -93,7 +98,7 @@ class Supervisor:
         self._daemons = daemons
         self._environ = environ
         self._signals = signals
-        self._is_ready = is_ready
+        self._is_ready, self._num_requests = is_ready, num_requests
         self._say = say
         self._start_timeout_s = start_timeout_s
         self._drain_timeout_s = drain_timeout_s
@@ -208,38 +213,46 @@ class Supervisor:
     def _stop(self) -> None:
         """End everything that still runs, and wait for it."""
         if self._command is not None and self._command.poll() is None:
-            self._end([self._command], within_s=COMMAND_GRACE_S)
+            self._end(self._command, within_s=COMMAND_GRACE_S, what=lambda: "the command is ending")
         # Last started, first ended: what prefilld has begun it hands over to a decoded that lives.
         for daemon in reversed(self._daemons):
             if daemon.process is not None:
-                self._end([daemon.process], within_s=self._drain_timeout_s + KILL_GRACE_S)
+                self._end(
+                    daemon.process,
+                    within_s=self._drain_timeout_s + KILL_GRACE_S,
+                    what=partial(self._what_is_left, daemon.name),
+                )
 
-    def _end(self, processes: Sequence[subprocess.Popen[bytes]], *, within_s: float) -> None:
-        """Send SIGTERM, and SIGKILL to what is left at the deadline."""
+    def _what_is_left(self, name: str) -> str:
+        num_requests = self._num_requests(name)
+        if not num_requests:  # or it does not tell
+            return f"{name} is ending"
+        return f"{name} may finish {counted(num_requests, 'running request')}"
+
+    def _end(
+        self, process: subprocess.Popen[bytes], *, within_s: float, what: Callable[[], str]
+    ) -> None:
+        """Send SIGTERM, and SIGKILL at the deadline; `what` says what is waited for meanwhile."""
         deadline_s, has_told = time.monotonic() + within_s, False
-        _send(processes, signal.SIGTERM)
-        while any(process.poll() is None for process in processes):
+        _send(process, signal.SIGTERM)
+        while process.poll() is None:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                _send(processes, signal.SIGKILL)
-                for process in processes:
-                    process.wait()
+                _send(process, signal.SIGKILL)
+                process.wait()
                 return
             if left_s < within_s - SILENCE_S and not has_told:
                 has_told = True
-                self._say(
-                    f"running answers may finish, for {left_s:.0f} s; Ctrl-C ends them at once"
-                )
+                self._say(f"{what()}, for at most {left_s:.0f} s; Ctrl-C ends it at once")
             arrived = self._signals.wait(min(left_s, SILENCE_S))
             if arrived is not None and arrived.number is not signal.SIGCHLD:
-                _send(processes, signal.SIGTERM)  # to a daemon, the second means: at once
+                _send(process, signal.SIGTERM)  # to a daemon, the second means: at once
                 deadline_s = min(deadline_s, time.monotonic() + KILL_GRACE_S)
 
 
-def _send(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            process.send_signal(number)
+def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        process.send_signal(number)
 
 
 def _how_it_ended(status: int) -> str:

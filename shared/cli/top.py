@@ -18,6 +18,7 @@ import click
 from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
 from shared.cli.pair import decoded_socket
+from shared.cli.parameters import FILE_NAME, Number
 from shared.cli.top_readings import History, Reading, Samples
 from shared.config.paths import client_socket
 from shared.errors import ExitCode
@@ -41,13 +42,15 @@ PAUSE_KEYS = frozenset("pP ")
 @click.command
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=Number(min=0.1, max=3600),
     default=INTERVAL_S,
     metavar="SECONDS",
     help=f"Pause between two looks [{INTERVAL_S:g}].",
 )
 @click.option("--once", is_flag=True, help="Print one screen and end, as where stdout is no tty.")
-@click.option("--socket", metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET.")
+@click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
 def top(*, interval: float, once: bool, socket: str | None) -> ExitCode:
     """Watch both daemons, live.
 
@@ -63,7 +66,7 @@ def top(*, interval: float, once: bool, socket: str | None) -> ExitCode:
         watch.look()
         time.sleep(interval)
         watch.look()
-        console.print(watch.draw(console), end="\n")
+        console.print(watch.draw(console, is_live=False), end="\n")
         return ExitCode.OK if watch.is_whole else ExitCode.NO_DAEMON
     with _ended_by_sigterm(), _keys() as fd:
         _show(watch, console, fd, interval)
@@ -79,14 +82,14 @@ def _show(watch: _Watch, console: Console, fd: int | None, interval: float) -> N
         while True:
             if not watch.is_paused:
                 watch.look()
-            live.update(watch.draw(console), refresh=True)
+            live.update(watch.draw(console, is_live=fd is not None), refresh=True)
             due_s = max(due_s + interval, time.monotonic())
             while (key := _key(fd, due_s - time.monotonic())) is not None:
                 if key in QUIT_KEYS:
                     return
                 if key in PAUSE_KEYS:
                     watch.is_paused = not watch.is_paused
-                live.update(watch.draw(console), refresh=True)
+                live.update(watch.draw(console, is_live=True), refresh=True)
 
 
 class _Watch:
@@ -108,8 +111,8 @@ class _Watch:
         self._histories["prefilld"].add(reading)
         self._histories["decoded"].add(_ask(decoded_socket(self._prefilld_socket, reading.status)))
 
-    def draw(self, console: Console) -> Text:
-        """Return the present screen, in the terminal's present size."""
+    def draw(self, console: Console, *, is_live: bool) -> Text:
+        """Return the present screen, in the terminal's present size; `is_live` where keys do."""
         from shared.cli.top_view import Screen  # noqa: PLC0415  it imports rich
 
         screen = Screen(
@@ -117,6 +120,7 @@ class _Watch:
             decoded=self._histories["decoded"],
             clock=time.strftime("%H:%M:%S"),
             is_paused=self.is_paused,
+            is_live=is_live,
         )
         return screen.draw(console.width, console.height)
 

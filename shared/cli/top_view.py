@@ -44,6 +44,8 @@ class Screen:
     clock: str
     """The time of day, as it is shown."""
     is_paused: bool = False
+    is_live: bool = True
+    """Somebody's keys are read."""
 
     def draw(self, width: int, height: int) -> Text:
         """Return the screen, of at most `width` columns and `height` rows."""
@@ -66,7 +68,8 @@ class Screen:
         row = Text("kvpair", style="bold")
         for name, history in (("prefilld", self.prefilld), ("decoded", self.decoded)):
             row.append("  ").append(name + " ").append(*_state(history))
-        right = ("paused  " if self.is_paused else "") + f"{self.clock}  q quits"
+        right = ("paused  " if self.is_paused else "") + self.clock
+        right += "  q quits" if self.is_live else ""
         row.append(" " * max(2, width - len(row) - len(right))).append(right, "bright_black")
         faults = [  # whole, since the cure is at the end
             Text(line, style="red")

@@ -11,11 +11,15 @@ import click
 from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
 from shared.cli.children import blocked_signals
+from shared.cli.parameters import Number
 from shared.cli.supervisor import Command, Daemon, PairFailedError, Supervisor
 from shared.config.options import ConfigFlags, config_options
 
 START_TIMEOUT_S = 300.0
 """How long a command waits for the pair: a large model takes minutes to load."""
+
+MAX_START_TIMEOUT_S = 86_400.0
+"""Most that may be asked for: no model takes a day to load."""
 
 ANSWER_TIMEOUT_S = 1.0
 """For one STATUS while waiting; a daemon that is slower does not serve yet."""
@@ -28,7 +32,7 @@ DAEMONS = ("decoded", "prefilld")
 @config_options
 @click.option(
     "--start-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True, max=MAX_START_TIMEOUT_S),
     default=START_TIMEOUT_S,
     metavar="SECONDS",
     help=f"How long COMMAND waits for the pair [{START_TIMEOUT_S:g}].",
@@ -53,6 +57,7 @@ def up(flags: ConfigFlags, *, start_timeout: float, command: tuple[str, ...]) ->
             environ=os.environ,
             signals=signals,
             is_ready=lambda pids: all(_serves(sockets[name], pids[name]) for name in DAEMONS),
+            num_requests=lambda name: _num_requests(sockets[name]),
             say=lambda text: click.echo(f"kvpair: {text}", err=True),
             start_timeout_s=start_timeout,
             drain_timeout_s=config.limits.drain_timeout_s,
@@ -71,6 +76,16 @@ def _serves(socket: Path, pid: int) -> bool:
     except (ProtocolError, RequestError):
         return False
     return status.get("state") == "serving" and status.get("pid") == pid
+
+
+def _num_requests(socket: Path) -> int | None:
+    """Return how many requests a daemon has, or None where it does not tell."""
+    try:
+        requests = Client(socket, timeout_s=ANSWER_TIMEOUT_S).status().get("requests")
+    except (ProtocolError, RequestError):
+        return None
+    total = requests.get("total") if isinstance(requests, dict) else None
+    return total if isinstance(total, int) else None
 
 
 def _beside_the_pair(command: tuple[str, ...], prefilld_socket: Path) -> Command | None:

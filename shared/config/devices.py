@@ -12,6 +12,7 @@ from shared.config.schema import (
     DEFAULT_MAX_BATCHES,
     DEFAULT_MEMORY_FRACTION,
     DEFAULT_TOKEN_BUDGETS,
+    LONE_BUDGET_FACTORS,
     Config,
 )
 from shared.errors import ConfigError
@@ -24,12 +25,14 @@ def with_device_defaults(config: Config) -> Config:
 
     `pool.backend = "auto"` becomes what both devices share; `num_blocks = 0` a number on a CPU,
     and stays 0 on a GPU, whose free memory only its daemon sees; `memory_fraction = 0` a share;
-    `token_budget = 0` and `max_batch = 0` what suits a device of the kind.
+    `token_budget = 0`, `lone_budget = 0` and `max_batch = 0` what suits a device of the kind.
     """
     prefilld, decoded, pool = config.prefilld, config.decoded, config.pool
     prefill_kind, decode_kind = (
         "cpu" if device == CPU else "gpu" for device in (prefilld.device, decoded.device)
     )
+    token_budget = prefilld.token_budget or DEFAULT_TOKEN_BUDGETS[prefill_kind]
+    lone_budget = prefilld.lone_budget or token_budget * LONE_BUDGET_FACTORS[prefill_kind]
     fraction = DEFAULT_MEMORY_FRACTION / (2 if names_one_gpu(config) else 1)
     if prefilld.device == CPU:
         pool = replace(pool, num_blocks=pool.num_blocks or DEFAULT_CPU_BLOCKS)
@@ -43,7 +46,8 @@ def with_device_defaults(config: Config) -> Config:
         prefilld=replace(
             prefilld,
             memory_fraction=prefilld.memory_fraction or fraction,
-            token_budget=prefilld.token_budget or DEFAULT_TOKEN_BUDGETS[prefill_kind],
+            token_budget=token_budget,
+            lone_budget=max(token_budget, lone_budget),
         ),
         decoded=replace(
             decoded,

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from shared.config.resolution import ResolvedConfig, resolve
 from shared.config.sources import KEYS, Setting, parse_assignment
+from shared.errors import UsageError
 
 Result = TypeVar("Result")
 
@@ -91,6 +92,8 @@ def _collect(
         origin = f"flag {flag}"
         settings.append(Setting(key=_SHORTHANDS[name], value=value, origin=origin, is_text=True))
         arguments.append(f"{flag}={value}")
+    if config_file == "":
+        raise UsageError("--config is empty and names no file")
     path = None if config_file is None else Path(config_file).absolute()
     if path is not None:
         arguments.append(f"--config={path}")

@@ -110,10 +110,10 @@ def prepare_socket_directory(directory: Path, *, group: str | None = None) -> No
 
 
 def check_socket_path(path: str, *, origin: str) -> None:
-    """Refuse a path that the kernel could not bind.
+    """Refuse a path that no socket can have, or that STATUS could not tell.
 
     Raises:
-        ConfigError: The path is relative, holds a zero byte, or is too long.
+        ConfigError: The path is a folder's, holds a zero byte, is too long, or is not UTF-8.
     """
     num_bytes = len(os.fsencode(path))
     if num_bytes > MAX_PATH_BYTES:
@@ -124,6 +124,21 @@ def check_socket_path(path: str, *, origin: str) -> None:
         )
     if "\0" in path:
         raise ConfigError(f"the socket path {path!r} ({origin}) holds a zero byte")
+    if not is_utf8(path):
+        raise ConfigError(f"the socket path {path!r} ({origin}) is not UTF-8")
+    if Path(path).is_dir():
+        raise ConfigError(
+            f"the socket path {path} ({origin}) is a folder", hint="name a file in it"
+        )
+
+
+def is_utf8(text: str) -> bool:
+    """Whether text can be told to anybody: bytes that are no UTF-8 are read as halves of it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def client_socket(
@@ -154,4 +169,4 @@ def client_socket(
 
 def beside(prefilld_socket: Path) -> Path:
     """Return the path of decoded's socket, which lies beside prefilld's."""
-    return prefilld_socket.with_name(DECODED_SOCKET)
+    return prefilld_socket.parent / DECODED_SOCKET

@@ -33,8 +33,10 @@ Device = Annotated[
 """`cuda` is the first GPU that the process sees.  Only a UUID names one GPU in every process."""
 MemoryFraction = Annotated[float, Meta(ge=0.0, le=1.0)]
 DEFAULT_MEMORY_FRACTION = 0.85
-"""What is left is for a step's own tensors and for CUDA graphs."""
+"""Of what is free beside the weights and what steps need: the rest is slack."""
 DEFAULT_TOKEN_BUDGETS = {"cpu": 512, "gpu": 2048}
+LONE_BUDGET_FACTORS = {"cpu": 1, "gpu": 2}
+"""A CPU computes a small step as fast as a large one."""
 DEFAULT_MAX_BATCHES = {"cpu": 32, "gpu": 128}
 Threads = Annotated[int, Meta(ge=0, le=1024)]
 Text = Annotated[str, Meta(min_length=1)]
@@ -84,11 +86,15 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     device: Device = "cpu"
     """Where prompts are computed, and where the pool lies."""
     memory_fraction: MemoryFraction = 0.0
-    """Share of the GPU's memory, as free after the weights, that a pool of `num_blocks = 0` takes.
-    0: 0.85, or half of that where both daemons name one GPU."""
+    """Share of the GPU's memory that a pool of `num_blocks = 0` takes: of what is free beside the
+    weights and what steps need. 0: 0.85, or half of that where both daemons name one GPU."""
     token_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
     """Prompt tokens a step.  Fewer let short prompts pass long ones, and leave less to hand over
     when the last are computed; more waste less on steps.  0: 512 on a CPU, 2,048 on a GPU."""
+    lone_budget: Annotated[int, Meta(ge=0, le=MAX_TOKENS)] = 0
+    """The same while one prompt has prefilld to itself, but for the last of it.  More compute a
+    long prompt faster; whoever comes meanwhile waits for up to two such steps.  Less than
+    `token_budget` counts as that.  0: `token_budget` on a CPU, twice as much on a GPU."""
     max_waiting: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     """Requests that may queue before new ones are told `busy`."""
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 8

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.config.paths import DECODED_SOCKET
+from shared.config.paths import beside
 from shared.config.schema import SECTIONS
 from shared.errors import ConfigError, UsageError
 
@@ -111,9 +111,9 @@ def read_environment(environ: Mapping[str, str]) -> Iterator[Setting]:
             raise ConfigError(f"unknown environment variable {name}", hint=_nearest(name, known))
     if socket := environ.get(SOCKET_VARIABLE):
         origin = f"env {SOCKET_VARIABLE}"
-        beside = str(Path(socket).with_name(DECODED_SOCKET))
         yield Setting(key="prefilld.socket", value=socket, origin=origin, is_text=True)
-        yield Setting(key="decoded.socket", value=beside, origin=origin, is_text=True)
+        decoded_socket = str(beside(Path(socket)))
+        yield Setting(key="decoded.socket", value=decoded_socket, origin=origin, is_text=True)
     for name, key in VARIABLES.items():
         if name in environ:
             yield Setting(key=key, value=environ[name], origin=f"env {name}", is_text=True)

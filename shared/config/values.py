@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import inspect
 
+from shared.config.paths import is_utf8
 from shared.config.schema import REFUSED, SECTIONS
 from shared.config.sources import Setting
 from shared.errors import ConfigError
@@ -34,6 +35,8 @@ def check_setting(setting: Setting) -> object:
         raise ConfigError(
             f"{shown} is not allowed", hint=f"expected {allowed(expected)}"
         ) from error
+    if isinstance(value, str) and not is_utf8(value):
+        raise ConfigError(f"{shown} is not UTF-8")
     if reason := REFUSED.get((setting.key, value)):
         raise ConfigError(f"{shown} is not allowed: {reason}", hint=f"expected {allowed(expected)}")
     return value

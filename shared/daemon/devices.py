@@ -6,7 +6,7 @@ not nvidia-smi's.  So the daemons know each other's GPU by its UUID, and logs te
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from shared.errors import EnvironmentUnsupportedError
 from shared.kv.cuda_driver import CudaDriver
 from shared.kv.cuda_preflight import inspect, require
-from shared.kv.errors import CudaCallError
+from shared.kv.errors import CudaCallError, CudaNotReadyError
 from shared.kv.machine_probe import MachineProbe
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Device:
     """The GPU's UUID, or `cpu`: what HELLO says of it."""
     index: int | None
     """The GPU's number in this process; None on the CPU."""
+    driver: str = field(default="", compare=False)
+    """The newest CUDA that this process's driver speaks, such as `13.0`; empty on the CPU."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -47,6 +49,9 @@ CPU_DEVICE = Device(name=CPU, index=None)
 
 class GpuList(Protocol):
     """The GPUs that this process sees; `CudaDriver` is one."""
+
+    def version(self) -> str:
+        """The newest CUDA that the driver speaks."""
 
     def num_devices(self) -> int:
         """How many there are."""
@@ -70,12 +75,15 @@ def require_device(
     Raises:
         EnvironmentUnsupportedError: The pool cannot work on it; the message names why, and the
             hint what to do.
+        CudaNotReadyError: The driver is not ready yet, as at boot.
     """
     if text == CPU:
         return resolve_device(text)
     probe = probe or MachineProbe()
     try:
         device = resolve_device(text, load=probe.gpus)
+    except CudaNotReadyError:
+        raise
     except CudaCallError:
         # The driver's own words are often only that it does not start.
         require(inspect(probe, device=text))
@@ -88,7 +96,9 @@ def require_device(
     require(findings)
     for finding in findings:
         log.warning("device.noted", code=finding.code, reason=str(finding))
-    log.info("device.chosen", device=text, uuid=device.name, index=device.index)
+    log.info(
+        "device.chosen", device=text, uuid=device.name, index=device.index, driver=device.driver
+    )
     return device
 
 
@@ -121,4 +131,4 @@ def resolve_device(text: str, *, load: Callable[[], GpuList] = CudaDriver.load) 
             hint="choose one of them, or see CUDA_VISIBLE_DEVICES and the /dev/nvidia* nodes",
         )
     (index,) = found
-    return Device(name=uuids[index], index=index)
+    return Device(name=uuids[index], index=index, driver=gpus.version())

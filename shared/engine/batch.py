@@ -78,27 +78,17 @@ def build_batch(
         ValueError: There is no sequence, one has no tokens or a negative position, or its blocks
             do not reach its last token or are not blocks of the pool.
     """
-    if not steps:
-        raise ValueError("a step needs at least one sequence")
-    num_peer_blocks = 0 if peer is None else peer.shape[0]
-    in_use = [
-        _blocks_in_use(index, step, layout, num_peer_blocks) for index, step in enumerate(steps)
-    ]
-    tables = [table.blocks for table in in_use]
-    starts = list(accumulate((len(step.token_ids) for step in steps), initial=0))
-    packed = np.empty((3, starts.pop()), dtype=np.int64)
-    for step, table, start in zip(steps, tables, starts, strict=True):
-        token_ids, positions, slots = packed[:, start : start + len(step.token_ids)]
-        token_ids[:] = step.token_ids
-        positions[:] = np.arange(step.start_position, step.context_len)
-        number, offset = np.divmod(positions, layout.block_size)
-        slots[:] = table[number] * layout.block_size + offset
+    packed = pack_steps(steps, layout, num_peer_blocks=0 if peer is None else peer.shape[0])
+    rows = packed.sampled_rows
     # One transfer for the whole step; every copy to a GPU has a fixed price.
-    rows = sampled_rows(steps)
     flat = to_device(
-        np.concatenate([packed.ravel(), np.array(rows, dtype=np.int64), *tables]), device
+        np.concatenate(
+            [packed.tokens.ravel(), np.array(rows, dtype=np.int64), *packed.block_tables]
+        ),
+        device,
     )
-    sizes = [*(packed.shape[1],) * 3, len(rows), *(len(table) for table in tables)]
+    num_tokens = packed.tokens.shape[1]
+    sizes = [*(num_tokens,) * 3, len(rows), *(len(table) for table in packed.block_tables)]
     pieces = torch.split(flat, sizes)
     spans = tuple(
         SequenceSpan(
@@ -106,10 +96,12 @@ def build_batch(
             query_len=len(step.token_ids),
             context_len=step.context_len,
             block_table=block_table,
-            num_in_place=table.num_in_place,
+            num_in_place=num_in_place,
             window=window,
         )
-        for step, table, block_table, start in zip(steps, in_use, pieces[4:], starts, strict=True)
+        for step, num_in_place, block_table, start in zip(
+            steps, packed.nums_in_place, pieces[4:], packed.starts, strict=True
+        )
     )
     return ForwardBatch(
         token_ids=pieces[0],
@@ -119,6 +111,58 @@ def build_batch(
         peer=peer,
         output_rows=None if all_outputs else rows,
         output_index=None if all_outputs else pieces[3],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedSteps:
+    """A step's numbers in host memory, its sequences one behind the other."""
+
+    tokens: NDArray[np.int64]
+    """[3, num_tokens]: ids, positions, and slots in the pool."""
+    starts: list[int]
+    """The first row of each sequence."""
+    sampled_rows: tuple[int, ...]
+    """Rows from which a token is sampled, ascending."""
+    block_tables: list[NDArray[np.int64]]
+    """Of each sequence, the blocks that hold it up to the step's last token, by the numbers that
+    they have in their pool."""
+    nums_in_place: list[int]
+    """How many of the leading ones are the peer's, of each sequence; the others are our own."""
+
+
+def pack_steps(
+    steps: Sequence[SequenceStep], layout: KVLayout, *, num_peer_blocks: int = 0
+) -> PackedSteps:
+    """Lay out a step's numbers, checked.
+
+    Args:
+        steps: The sequences.
+        layout: The pool's.
+        num_peer_blocks: Of the peer's pool, where tables may name blocks of it.
+
+    Raises:
+        ValueError: As `build_batch`.
+    """
+    if not steps:
+        raise ValueError("a step needs at least one sequence")
+    tables = [
+        _blocks_in_use(index, step, layout, num_peer_blocks) for index, step in enumerate(steps)
+    ]
+    starts = list(accumulate((len(step.token_ids) for step in steps), initial=0))
+    tokens = np.empty((3, starts.pop()), dtype=np.int64)
+    for step, table, start in zip(steps, tables, starts, strict=True):
+        token_ids, positions, slots = tokens[:, start : start + len(step.token_ids)]
+        token_ids[:] = step.token_ids
+        positions[:] = np.arange(step.start_position, step.context_len)
+        number, offset = np.divmod(positions, layout.block_size)
+        slots[:] = table.blocks[number] * layout.block_size + offset
+    return PackedSteps(
+        tokens=tokens,
+        starts=starts,
+        sampled_rows=sampled_rows(steps),
+        block_tables=[table.blocks for table in tables],
+        nums_in_place=[table.num_in_place for table in tables],
     )
 
 

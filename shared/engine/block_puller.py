@@ -142,11 +142,11 @@ class CudaPuller:
 
     def _warm_up(self) -> None:
         """Compile the kernel, and take buffers: the first prompt should not wait for either."""
-        num_blocks = min(2, self._target.shape[0] - 1)
-        for is_busy in (False, True):
-            ids = list(range(1, 1 + num_blocks))
+        # One, a multiple of the alignment, and neither: triton may take them for three kinds.
+        for num_blocks in (1, 2, 16):
+            ids = list(range(1, min(1 + num_blocks, self._target.shape[0])))
             copy = self.prepare(self._target, ids, ids)
-            copy.start(is_busy=is_busy)
+            copy.start(is_busy=False)
             self._stream.synchronize()
             copy.is_done()
 
@@ -161,18 +161,18 @@ class _IdBuffers:
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
         self.event = torch.cuda.Event()
-        self._host = torch.empty(2 * capacity, dtype=torch.int64, pin_memory=True)
+        # Both rows begin where kernels know the alignment, whatever the number of ids.
+        self._host = torch.empty(2, capacity, dtype=torch.int64, pin_memory=True)
         self._numbers = self._host.numpy()
-        self._device = torch.empty(2 * capacity, dtype=torch.int64, device=device)
+        self._device = torch.empty(2, capacity, dtype=torch.int64, device=device)
 
     def fill(self, source_ids: Sequence[int], target_ids: Sequence[int]) -> Tensor:
         """Enqueue the ids' way to the device, as [2, num_blocks]."""
         num_blocks = len(source_ids)
-        self._numbers[:num_blocks] = source_ids
-        self._numbers[num_blocks : 2 * num_blocks] = target_ids
-        on_device = self._device[: 2 * num_blocks]
-        on_device.copy_(self._host[: 2 * num_blocks], non_blocking=True)
-        return on_device.view(2, num_blocks)
+        self._numbers[0, :num_blocks] = source_ids
+        self._numbers[1, :num_blocks] = target_ids
+        self._device.copy_(self._host, non_blocking=True)
+        return self._device[:, :num_blocks]
 
 
 class _CudaCopy:

@@ -44,6 +44,16 @@ class DecodeStep:
         return self.position + 1
 
 
+class PreparedStep(Protocol):
+    """A step of one sequence of which everything is ready but its token."""
+
+    def rehearse(self) -> None:
+        """Keep the way to the device warm: host and device both slow down while they only wait."""
+
+    def launch(self, token_id: int) -> bool:
+        """Begin it; False where it cannot any more, since another step was launched meanwhile."""
+
+
 class Decoder(Protocol):
     """An engine for decode steps.  All calls come from the engine thread."""
 
@@ -77,6 +87,20 @@ class Decoder(Protocol):
 
     def collect(self) -> tuple[int, ...]:
         """Wait for the oldest step in flight and return what it sampled, in its steps' order."""
+
+
+class PreparingDecoder(Decoder, Protocol):
+    """One whose launches take a time worth saving."""
+
+    def prepare(self, step: DecodeStep) -> PreparedStep:
+        """Make a step ready that comes as soon as its token is known.
+
+        Args:
+            step: The only sequence of the next step, as for `launch`; its `token_id` says nothing.
+
+        Raises:
+            ValueError: A step is in flight, or the sequence does not fit the pool.
+        """
 
 
 class EagerDecoder:

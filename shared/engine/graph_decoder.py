@@ -3,14 +3,13 @@
 What a step needs lies in buffers of fixed address.  A row belongs to one sequence for as long as it
 runs (`decode_rows.py`).  A row's block table and sampling parameters are written when it changes
 hands; what changes with every step (position, slot, length of the context) comes in one transfer.
-The token to compute comes from the device itself: the step before left it in `_sampled`, and the
-host, which has not seen it yet, only says in which row.
+The token to compute comes from the device itself: the step before left it in its row, and the
+host, which has not seen it yet, only says which row that is.
 
 Sizes.  A graph is captured for each of `batch_sizes`, and a batch runs in the smallest that holds
 it; the rows beyond have no slot and no context and cost next to nothing.
 
-The graph takes the likeliest token of every row.  Rows that want another choice get it behind the
-replay, from the logits that the graph left; that is enqueued as well, and nobody waits for it.
+The graph takes the likeliest token of every row; other choices come behind it (`graph_head.py`).
 
 Everything is enqueued on one stream, so a buffer that the host rewrites for the next step is read
 by the present one first.  Only memory that the host itself writes needs more than one copy: it is
@@ -22,16 +21,17 @@ Without a GPU the same steps run eagerly, which is how the tests on a CPU see th
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from shared.engine.choosing import Told, choose_tokens, is_plain
+from shared.engine.choosing import is_plain
 from shared.engine.decode_rows import DecodeRows
 from shared.engine.device_stream import DeviceStream
+from shared.engine.graph_head import GraphHead
 from shared.kv.layout import RESERVED_BLOCK
 from shared.model.batch import DecodeBatch
 from shared.ops.kv_write import PAD_SLOT
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from shared.engine.choosing import Told
     from shared.engine.decoding import DecodeStep
     from shared.engine.device_stream import Mark
     from shared.kv.layout import KVLayout
@@ -112,18 +113,19 @@ class GraphDecoder:
         device = model.device
         self._fields = torch.zeros((NUM_FIELDS, max_batch), dtype=torch.int64, device=device)
         self._block_tables = torch.zeros((max_batch, max_blocks), dtype=torch.int32, device=device)
-        self._sampled = torch.zeros(max_batch, dtype=torch.int64, device=device)
+        self._head = GraphHead(model, max_batch)
         self._staging = [self._stream.host_tensor(NUM_FIELDS, max_batch) for _ in range(DEPTH + 1)]
         self._outputs = [self._stream.host_tensor(max_batch) for _ in range(DEPTH + 1)]
-        self._logits = torch.zeros((max_batch, model.spec.vocab_size), device=device)
-        """The last step's, unless the likeliest tokens were found without them."""
-        self._hidden: Tensor | None = None
-        """What they are computed from in that case."""
         self._num_launched = 0
         self._in_flight: deque[_InFlight] = deque()
         model.prepare_decode(max_batch=max_batch, max_context_len=max_blocks * layout.block_size)
+        self._lonely_staging = self._stream.host_tensor(NUM_FIELDS, max_batch)
+        self._lonely_output = self._stream.host_tensor(max_batch)
+        self._nothing = torch.zeros(1, device=device)
         warm_up_sampler(device, model.spec.vocab_size)
         self._replays = self._capture()
+        self._replay_lonely = self._stream.capture(self._lonely_step)
+        self._rehearse = self._stream.capture(self._next_to_nothing)
 
     @property
     def num_in_flight(self) -> int:
@@ -148,12 +150,51 @@ class GraphDecoder:
             self._fill(staging, steps, plan.rows, plan.previous_rows)
             self._fields.copy_(staging, non_blocking=True)
             self._replays[self._size_for(len(steps))]()
-            told = self._choose(steps, plan.rows)
+            told = self._head.choose(steps, plan.rows)
+            if told is not None:
+                told.fetch(self._stream.to_host)
             sampled = self._outputs[self._num_launched % len(self._outputs)]
-            sampled.copy_(self._sampled, non_blocking=True)
+            sampled.copy_(self._head.sampled, non_blocking=True)
             mark = self._stream.mark()
         self._num_launched += 1
         self._in_flight.append(_InFlight(rows=plan.rows, sampled=sampled, told=told, mark=mark))
+
+    def prepare(self, step: DecodeStep) -> _LonelyStep:
+        """Write all of a step's inputs but the token; see `PreparingDecoder.prepare`."""
+        if self._in_flight:
+            raise ValueError("a step is in flight; it would move the row that is made ready")
+        step = replace(step, token_id=0)
+        plan = self._rows.plan([step.key])
+        (row,) = plan.rows
+        with self._stream.current():
+            if self._tables[row] is not step.block_table:
+                self._take_row(row, step)
+        self._fill(self._lonely_staging, [step], plan.rows, plan.previous_rows)
+        return _LonelyStep(self, step, row, self._num_launched)
+
+    def rehearse(self) -> None:
+        """Have the device do next to nothing, by the way that steps take."""
+        with self._stream.current():
+            self._rehearse()
+
+    def launch_lonely(self, step: DecodeStep, row: int, token_id: int, *, number: int) -> bool:
+        """Launch what `prepare` made ready when `number` steps had been launched."""
+        if number != self._num_launched:
+            return False
+        self._lonely_staging[TOKEN, row] = token_id
+        with self._stream.current():
+            self._replay_lonely()
+            told = self._head.choose([step], [row])
+            if told is not None:
+                told.fetch(self._stream.to_host)
+            if not is_plain(step):
+                self._lonely_output.copy_(self._head.sampled, non_blocking=True)
+            mark = self._stream.mark()
+        self._num_launched += 1
+        self._in_flight.append(
+            _InFlight(rows=[row], sampled=self._lonely_output, told=told, mark=mark)
+        )
+        return True
 
     def is_done(self) -> bool:
         """See `Decoder.is_done`."""
@@ -219,22 +260,6 @@ class GraphDecoder:
         fields[SLOT, rows] = slots
         fields[CONTEXT, rows] = fields[POSITION, rows] + 1
 
-    def _choose(self, steps: Sequence[DecodeStep], rows: list[int]) -> Told | None:
-        """Replace the likeliest token where a sequence wants another choice."""
-        others = [(step, row) for step, row in zip(steps, rows, strict=True) if not is_plain(step)]
-        if not others:
-            return None
-        where = to_device(np.array([row for _, row in others]), self._model.device)
-        if self._hidden is None:
-            logits = self._logits.index_select(0, where)
-        else:
-            logits = self._model.logits(self._hidden.index_select(0, where))
-        chosen = choose_tokens(logits, [step for step, _ in others])
-        self._sampled.index_copy_(0, where, chosen.token_ids)
-        if chosen.told is not None:
-            chosen.told.fetch(self._stream.to_host)
-        return chosen.told
-
     def _size_for(self, num_rows: int) -> int:
         return next(size for size in self._sizes if size >= num_rows)
 
@@ -254,12 +279,21 @@ class GraphDecoder:
                 for size in sorted(self._sizes, reverse=True)
             }
 
+    def _next_to_nothing(self) -> None:
+        self._nothing.add_(1)
+
+    def _lonely_step(self) -> None:
+        """Run a step of one row, its inputs' and its output's way between host and device too."""
+        self._fields.copy_(self._lonely_staging, non_blocking=True)
+        self._step(self._sizes[0])
+        self._lonely_output.copy_(self._head.sampled, non_blocking=True)
+
     def _step(self, size: int) -> None:
-        """Compute the first `size` rows; the token of each is in `_sampled` afterwards."""
+        """Compute the first `size` rows; the token of each is in `_head` afterwards."""
         fields = self._fields[:, :size]
         source = fields[SOURCE]
         token_ids = torch.where(
-            source == NO_SOURCE, fields[TOKEN], self._sampled[source.clamp(min=0)]
+            source == NO_SOURCE, fields[TOKEN], self._head.sampled[source.clamp(min=0)]
         )
         batch = DecodeBatch(
             token_ids=token_ids,
@@ -268,9 +302,17 @@ class GraphDecoder:
             block_tables=self._block_tables[:size],
             context_lens=fields[CONTEXT].int(),
         )
-        hidden = self._model.decode(batch, self.pools)
-        self._sampled[:size], logits = self._model.likeliest_with_logits(hidden)
-        if logits is None:
-            self._hidden = hidden
-        else:
-            self._logits[:size] = logits
+        self._head.take_likeliest(self._model.decode(batch, self.pools))
+
+
+class _LonelyStep:
+    """See `shared.engine.decoding.PreparedStep`."""
+
+    def __init__(self, decoder: GraphDecoder, step: DecodeStep, row: int, number: int) -> None:
+        self._decoder, self._step, self._row, self._number = decoder, step, row, number
+
+    def rehearse(self) -> None:
+        self._decoder.rehearse()
+
+    def launch(self, token_id: int) -> bool:
+        return self._decoder.launch_lonely(self._step, self._row, token_id, number=self._number)

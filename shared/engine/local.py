@@ -15,6 +15,7 @@ from shared.engine.batch import SequenceStep
 from shared.engine.history import TokenHistory
 from shared.engine.runner import ModelRunner
 from shared.kv.allocator import BlockAllocator
+from shared.kv.cuda_pool import LocalCudaPool
 from shared.kv.layout import DTypeName, KVLayout
 from shared.kv.pool import LocalPool
 from shared.ops.sampling import SamplingParams
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from shared.kv.pool import KVPool
     from shared.model.llama import Llama
 
 GREEDY = SamplingParams()
@@ -63,7 +65,7 @@ class LocalEngine:
     """Prefills in chunks and decodes in batches, over a pool of its own.
 
     Args:
-        model: The model.
+        model: The model; the pool lies where its weights do.
         num_blocks: Blocks of the pool, the reserved one included.
         block_size: Tokens in a block.
         token_budget: Tokens that one step may compute.
@@ -72,6 +74,7 @@ class LocalEngine:
     Raises:
         ValueError: `token_budget` is below 1.
         LayoutError: The pool's shape is impossible.
+        PoolAllocationError: There is no room for it.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class LocalEngine:
             head_dim=model.spec.head_dim,
             dtype=cast("DTypeName", str(model.dtype).removeprefix("torch.")),
         )
-        self._pool = LocalPool(self._layout, fill=fill)
+        self._pool = _new_pool(self._layout, model.device, fill)
         self._runner = ModelRunner(model, self._pool.kv, self._layout)
         self._allocator = BlockAllocator(num_blocks)
         self._token_budget = token_budget
@@ -208,3 +211,10 @@ class LocalEngine:
             if is_end or request.num_sampled_tokens == request.max_tokens:
                 finished.append(request)
         return finished
+
+
+def _new_pool(layout: KVLayout, device: torch.device, fill: float | None) -> KVPool:
+    if device.type == "cpu":
+        return LocalPool(layout, fill=fill)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return LocalCudaPool.create(layout, device=index, fill=fill)

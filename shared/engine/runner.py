@@ -103,9 +103,9 @@ class ModelRunner:
             ValueError: As `execute`.
         """
         batch = self._batch_of(steps)
-        hidden = self._model.forward(batch, self._kv)
+        begun = self._model.begin(batch, self._kv)
         on_written()
-        return self._choose(hidden, steps)
+        return self._choose(self._model.finish(batch, begun, self._kv), steps)
 
     @staticmethod
     def token_ids(steps: Sequence[SequenceStep], sampled: Tensor) -> tuple[int | None, ...]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from shared.engine.batch import SequenceStep
     from shared.engine.choosing import Told
     from shared.engine.device_stream import DeviceStream, Mark
+    from shared.engine.prefill_graphs import PrefillGraphs
     from shared.engine.runner import ModelRunner
 
 DEPTH = 2
@@ -37,14 +38,21 @@ class StreamPrefiller:
         runner: The model over the pool.
         stream: Where steps are enqueued.
         record: Records an event of the ring on the stream of that handle and returns its slot.
+        graphs: Computes short steps, on the same stream; the runner computes the others.
     """
 
     depth = DEPTH
 
     def __init__(
-        self, runner: ModelRunner, stream: DeviceStream, record: Callable[[int], int]
+        self,
+        runner: ModelRunner,
+        stream: DeviceStream,
+        record: Callable[[int], int],
+        *,
+        graphs: PrefillGraphs | None = None,
     ) -> None:
         self._runner, self._stream, self._record = runner, stream, record
+        self._graphs = graphs
         self._in_flight: deque[_InFlight] = deque()
 
     @property
@@ -55,11 +63,11 @@ class StreamPrefiller:
     def launch(self, steps: Sequence[SequenceStep]) -> int | None:
         """Enqueue a step; see `Prefiller.launch`."""
         slots: list[int] = []
+        graphs = self._graphs
+        begin = graphs.begin if graphs and graphs.takes(steps) else self._runner.begin
         with self._stream.current():
             # Recorded before the logits: decoded needs the blocks and not the token.
-            chosen = self._runner.begin(
-                steps, lambda: slots.append(self._record(self._stream.handle))
-            )
+            chosen = begin(steps, lambda: slots.append(self._record(self._stream.handle)))
             sampled = self._stream.to_host(chosen.token_ids)
             if chosen.told is not None:
                 chosen.told.fetch(self._stream.to_host)

@@ -3,6 +3,8 @@
 Torch's thread count and its inference mode belong to a thread, not to the process, so both are set
 inside the thread that computes.  One thread also means one order: steps run as they were
 submitted, and no two ever touch the pool at once.
+
+It is a border as well: that the GPU is lost has one name, whatever library a call fails in.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
+
+from shared.kv.cuda_status import as_fatal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +80,8 @@ class EngineThread:
 
         Raises:
             RuntimeError: The thread was stopped.
-            BaseException: Whatever `function` raises.
+            GpuFatalError: A library failed with a status after which every call fails.
+            BaseException: Whatever else `function` raises.
         """
         return await asyncio.wrap_future(self._submit(partial(function, *args, **kwargs)))
 
@@ -134,5 +139,11 @@ def _do_nothing() -> None:
 
 
 def _infer(call: Callable[[], T]) -> T:
-    with torch.inference_mode():
-        return call()
+    try:
+        with torch.inference_mode():
+            return call()
+    except RuntimeError as error:  # as torch's and CuPy's are
+        lost = as_fatal("the engine", error)
+        if lost is None:
+            raise
+        raise lost from error

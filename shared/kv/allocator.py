@@ -11,6 +11,9 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shared.kv.errors import (
     BlockMoveError,
@@ -20,6 +23,9 @@ from shared.kv.errors import (
     UnknownBlockError,
 )
 from shared.kv.layout import RESERVED_BLOCK
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class BlockState(enum.Enum):
@@ -38,6 +44,12 @@ class BlockState(enum.Enum):
     QUARANTINED = "quarantined"
     """The peer's right was revoked, but the peer is not known to have stopped reading."""
 
+
+STATES = tuple(BlockState)
+STATE_CODES: Mapping[BlockState, int] = MappingProxyType(
+    {state: code for code, state in enumerate(STATES)}
+)
+"""How a state is written down where one byte a block has to do."""
 
 LEGAL_MOVES: Mapping[BlockState, frozenset[BlockState]] = MappingProxyType(
     {
@@ -89,22 +101,32 @@ class BlockAllocator:
         """
         if num_blocks < RESERVED_BLOCK + 2:
             raise ValueError(f"num_blocks is {num_blocks}; a pool has at least 2")
-        self._states = [BlockState.FREE] * num_blocks
-        self._states[RESERVED_BLOCK] = BlockState.RESERVED
+        # Bytes, so that a check of 10^5 blocks takes no longer than a request may wait for it.
+        self._codes = bytearray([STATE_CODES[BlockState.FREE]]) * num_blocks
+        self._codes[RESERVED_BLOCK] = STATE_CODES[BlockState.RESERVED]
         # A stack: its end is handed out next, so the lowest ids come first.
         self._free = list(range(num_blocks - 1, RESERVED_BLOCK, -1))
         self._num = dict.fromkeys(BlockState, 0)
         self._num[BlockState.RESERVED] = 1
         self._num[BlockState.FREE] = len(self._free)
+        self._is_checked = False
+        """Nothing has changed since the books were checked."""
 
     def __repr__(self) -> str:
         numbers = ", ".join(f"{number} {state.value}" for state, number in self._num.items())
-        return f"<BlockAllocator {len(self._states)} blocks: {numbers}>"
+        return f"<BlockAllocator {len(self._codes)} blocks: {numbers}>"
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the pool, the reserved one included."""
-        return len(self._states)
+        return len(self._codes)
+
+    @property
+    def codes(self) -> NDArray[np.uint8]:
+        """The state of each block, [num_blocks] of `STATE_CODES`; a view, not to be written."""
+        view = np.frombuffer(self._codes, dtype=np.uint8)
+        view.flags.writeable = False
+        return view
 
     @property
     def num_free(self) -> int:
@@ -117,9 +139,9 @@ class BlockAllocator:
         Raises:
             UnknownBlockError: The pool has no such block.
         """
-        if not 0 <= block < len(self._states):
-            raise UnknownBlockError(block=block, num_blocks=len(self._states))
-        return self._states[block]
+        if not 0 <= block < len(self._codes):
+            raise UnknownBlockError(block=block, num_blocks=len(self._codes))
+        return STATES[self._codes[block]]
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take free blocks; they are ACTIVE then.
@@ -132,7 +154,7 @@ class BlockAllocator:
             raise ValueError(f"num_blocks is {num_blocks}; it must not be negative")
         if num_blocks > len(self._free):
             raise OutOfBlocksError(
-                requested=num_blocks, free=len(self._free), total=len(self._states)
+                requested=num_blocks, free=len(self._free), total=len(self._codes)
             )
         cut = len(self._free) - num_blocks
         blocks = self._free[cut:]
@@ -168,29 +190,32 @@ class BlockAllocator:
     def counts(self) -> BlockCounts:
         """Return how many blocks are in each state, in constant time."""
         return BlockCounts(
-            total=len(self._states),
+            total=len(self._codes),
             **{state.value: number for state, number in self._num.items()},
         )
 
     def check_integrity(self) -> None:
         """Count everything anew and compare; to be called whenever the daemon is idle.
 
+        Where nothing changed since the last time, nothing is counted.
+
         Raises:
             IntegrityError: The books contradict each other.
         """
-        found = dict.fromkeys(BlockState, 0)
-        for state in self._states:
-            found[state] += 1
+        if self._is_checked:
+            return
+        found = {state: self._codes.count(code) for state, code in STATE_CODES.items()}
         if found != self._num:
             raise IntegrityError(f"blocks by state are {found}, the books say {self._num}")
-        free = {block for block, state in enumerate(self._states) if state is BlockState.FREE}
-        if len(self._free) != len(free) or free != set(self._free):
+        free = np.flatnonzero(self.codes == STATE_CODES[BlockState.FREE])
+        if not np.array_equal(free, np.sort(np.array(self._free, dtype=np.int64))):
             raise IntegrityError(
                 f"{len(free)} blocks are free, the free list has {len(self._free)} and "
-                f"differs by {sorted(free ^ set(self._free))[:8]}"
+                f"differs by {sorted({*free.tolist()} ^ {*self._free})[:8]}"
             )
-        if self._states[RESERVED_BLOCK] is not BlockState.RESERVED:
-            raise IntegrityError(f"block {RESERVED_BLOCK} is {self._states[RESERVED_BLOCK].value}")
+        if self.state(RESERVED_BLOCK) is not BlockState.RESERVED:
+            raise IntegrityError(f"block {RESERVED_BLOCK} is {self.state(RESERVED_BLOCK).value}")
+        self._is_checked = True
 
     def _check(self, blocks: list[int], to: BlockState) -> None:
         """Raise what is wrong with moving `blocks` to `to`, before anything is changed."""
@@ -204,7 +229,8 @@ class BlockAllocator:
                 raise BlockMoveError(block=block, state=state.value, to=to.value)
 
     def _set(self, blocks: list[int], to: BlockState) -> None:
+        self._is_checked = False
         for block in blocks:
-            self._num[self._states[block]] -= 1
-            self._states[block] = to
+            self._num[STATES[self._codes[block]]] -= 1
+            self._codes[block] = STATE_CODES[to]
         self._num[to] += len(blocks)

@@ -5,8 +5,12 @@ page holds that generation before the read and still holds it after.  prefilld p
 one before any block of the lease may be written again, so it can take a lease back at any time,
 from a peer that is slow, stopped or gone, without waiting for anybody.
 
-A generation is one aligned 8-byte word, which x86-64 and AArch64 load and store whole; the
-memoryview moves it in one instruction.  x86-64 also keeps the order of the stores, and of the
+Beside its generation a slot holds the first token of the lease's answer, from the moment when
+prefilld's engine knows it: decoded's engine, which looks at the page anyway, can go on from it at
+once, while HANDOFF is still on its way between two event loops.
+
+Both are aligned 8-byte words, which x86-64 and AArch64 load and store whole; the
+memoryview moves each in one instruction.  x86-64 also keeps the order of the stores, and of the
 loads, around it.  AArch64 does not promise that, but between a word and the blocks it guards lie
 a hand-over between threads and thousands of instructions of interpreter.
 """
@@ -19,8 +23,14 @@ import os
 from shared.kv.errors import GenerationError, PoolClosedError, UnknownSlotError
 from shared.kv.sealed_memfd import create_sealed, map_sealed
 
-SLOT_BYTES = 8
-"""A generation is a u64."""
+WORDS = 2
+"""Of a slot: its generation, and the first token with that generation's lower half above it."""
+
+SLOT_BYTES = 8 * WORDS
+"""Each word is a u64."""
+
+_HALF_BITS = 32
+_HALF = (1 << _HALF_BITS) - 1
 
 
 class _Page:
@@ -29,8 +39,8 @@ class _Page:
     def __init__(self, mapping: mmap.mmap) -> None:
         self._mapping = mapping
         # Released by `close`, and then refuses every access by itself.
-        self._generations = memoryview(mapping).cast("Q")
-        self._num_slots = len(self._generations)
+        self._words = memoryview(mapping).cast("Q")
+        self._num_slots = len(self._words) // WORDS
 
     @property
     def num_slots(self) -> int:
@@ -44,15 +54,30 @@ class _Page:
             UnknownSlotError: The page has no such slot.
             PoolClosedError: The page is closed.
         """
+        return self._words[self._place_of(slot)]
+
+    def first_token(self, slot: int, generation: int) -> int | None:
+        """Return the first token of the lease of that generation; None while it is not known.
+
+        Raises:
+            UnknownSlotError: The page has no such slot.
+            PoolClosedError: The page is closed.
+        """
+        word = self._words[self._place_of(slot) + 1]
+        if word >> _HALF_BITS != generation & _HALF or not word & _HALF:
+            return None
+        return (word & _HALF) - 1
+
+    def _place_of(self, slot: int) -> int:
         if not 0 <= slot < self._num_slots:
             raise UnknownSlotError(slot=slot, num_slots=self._num_slots)
         if self._mapping.closed:
             raise PoolClosedError(what="the control page")
-        return self._generations[slot]
+        return WORDS * slot
 
     def close(self) -> None:
         """Unmap the page; a second call does nothing."""
-        self._generations.release()
+        self._words.release()
         self._mapping.close()
 
 
@@ -87,7 +112,25 @@ class ControlPage(_Page):
         current = self.read(slot)
         if generation <= current:
             raise GenerationError(slot=slot, current=current, generation=generation)
-        self._generations[slot] = generation
+        self._words[self._place_of(slot)] = generation
+
+    def tell_first_token(self, slot: int, generation: int, token_id: int) -> None:
+        """Write down the first token of the lease that a slot was given to.
+
+        A lease that was taken back meanwhile is no harm: whoever reads looks for the token of a
+        generation.
+
+        Args:
+            slot: The lease's.
+            generation: The lease's.
+            token_id: At most 2^32 - 2, which no vocabulary reaches.
+
+        Raises:
+            UnknownSlotError: The page has no such slot.
+            PoolClosedError: The page is closed.
+        """
+        word = (generation & _HALF) << _HALF_BITS | (token_id + 1)
+        self._words[self._place_of(slot) + 1] = word
 
     def export(self) -> int:
         """Return a new descriptor of the page, close-on-exec, for the caller to send and close.

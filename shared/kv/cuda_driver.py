@@ -126,6 +126,12 @@ class CudaDriver:
             return None
         return bool(answer.value)
 
+    def version(self) -> str:
+        """Return the newest CUDA that the driver's library speaks, such as `13.0`."""
+        number = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(number))
+        return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
     def num_devices(self) -> int:
         """Return how many GPUs this process sees."""
         count = ctypes.c_int()

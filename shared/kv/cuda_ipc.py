@@ -23,9 +23,10 @@ from shared.kv.cuda_export import (
     open_events,
     open_memory,
 )
-from shared.kv.cuda_pool import PATIENCE_S, CudaPool, PoolMemory, allocate
+from shared.kv.cuda_pool import CudaPool, PoolMemory, allocate
 from shared.kv.cuda_runtime import CupyRuntime
 from shared.kv.errors import PoolClosedError, UnknownEventError
+from shared.kv.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from shared.kv.cuda_runtime import CudaRuntime

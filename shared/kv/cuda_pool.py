@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 from shared.kv.cuda_runtime import CupyRuntime
 from shared.kv.cuda_status import OUT_OF_MEMORY
-from shared.kv.errors import CudaCallError, PoolAllocationError, PoolClosedError, PoolInUseError
+from shared.kv.errors import (
+    CudaCallError,
+    PoolAllocationError,
+    PoolClosedError,
+    PoolInUseError,
+    PoolShortageError,
+)
 from shared.kv.nvml import describe_holders, memory_holders
+from shared.kv.patience import PATIENCE_S, wait_for
 from shared.kv.pool import TORCH_DTYPES
 
 if TYPE_CHECKING:
@@ -20,14 +27,6 @@ if TYPE_CHECKING:
 
     from shared.kv.cuda_runtime import CudaRuntime
     from shared.kv.layout import KVLayout
-
-PATIENCE_S = 10.0
-"""How long a new pool waits for memory.  After a crash the memory comes back when the other daemon
-has closed its mapping (within 1 s) and the driver has torn the dead process down (0.4 s for 86 GB);
-a supervisor that starts the successor at once must not find it gone again."""
-
-RETRY_S = 0.1
-"""Between two tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -158,25 +157,27 @@ def allocate(
         sleep: Waits for so many seconds.
 
     Raises:
-        PoolAllocationError: There is no room; it says who has it.
+        PoolShortageError: Others have the room, and it says who.
+        PoolAllocationError: The GPU is too small.
     """
     num_bytes = layout.pool_bytes
-    tries_left = int(patience_s / RETRY_S)
-    while True:
+
+    def attempt() -> int | None:
         try:
-            address = runtime.allocate(num_bytes)
+            return runtime.allocate(num_bytes)
         except CudaCallError as error:
             if error.status != OUT_OF_MEMORY:
                 raise
-            memory = runtime.memory()
-            if tries_left == 0 or num_bytes > memory.total:
-                raise PoolAllocationError(
-                    num_bytes=num_bytes,
-                    reason=f"{memory.free} of the GPU's {memory.total} bytes are free",
-                    hint=describe_holders(memory_holders(runtime.uuid(device))),
-                ) from error
-            tries_left -= 1
-            sleep(RETRY_S)
-        else:
-            undo.callback(runtime.free, address)
-            return address
+            return None
+
+    could_fit = num_bytes <= runtime.memory().total
+    address = wait_for(attempt, patience_s=patience_s if could_fit else 0.0, sleep=sleep)
+    if address is None:
+        memory = runtime.memory()
+        raise (PoolShortageError if could_fit else PoolAllocationError)(
+            num_bytes=num_bytes,
+            reason=f"{memory.free} of the GPU's {memory.total} bytes are free",
+            hint=describe_holders(memory_holders(runtime.uuid(device))),
+        )
+    undo.callback(runtime.free, address)
+    return address

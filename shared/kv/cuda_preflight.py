@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shared.errors import EnvironmentUnsupportedError
+from shared.kv.c_compiler import INSTALL_HINT
 from shared.kv.cuda_runtime import cupy_hint
 from shared.kv.errors import CudaCallError
 from shared.kv.nvml import describe_holders
@@ -44,6 +45,9 @@ class Finding:
 
 class Gpus(Protocol):
     """The GPUs that this process sees, as the driver tells of them; `CudaDriver` is one."""
+
+    def version(self) -> str:
+        """The newest CUDA that the driver speaks."""
 
     def num_devices(self) -> int:
         """How many there are."""
@@ -80,6 +84,9 @@ class Probe(Protocol):
 
     def cupy_fault(self) -> str | None:
         """Why CuPy does not import, or None where it does."""
+
+    def compiler_fault(self) -> str | None:
+        """Why a C file with Python's headers does not compile, or None where it does."""
 
     @property
     def torch_cuda(self) -> str | None:
@@ -156,6 +163,12 @@ def _software(probe: Probe) -> Iterator[Finding]:
     elif (fault := probe.cupy_fault()) is not None:
         yield Finding(
             code="cupy", message=f"CuPy is missing: {fault}", hint=cupy_hint(probe.torch_cuda)
+        )
+    if (fault := probe.compiler_fault()) is not None:
+        yield Finding(
+            code="c-compiler",
+            message=f"Triton cannot build what launches its kernels: {fault}",
+            hint=INSTALL_HINT,
         )
 
 

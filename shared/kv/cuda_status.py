@@ -7,7 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shared.kv.errors import CudaCallError, CudaUnavailableError, GpuFatalError
+from shared.kv.errors import (
+    CudaCallError,
+    CudaNotReadyError,
+    CudaUnavailableError,
+    GpuFatalError,
+)
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -60,10 +65,6 @@ SET_UP: dict[int, Meaning] = {
         "the driver is older than the CUDA that CuPy and torch were built for",
         "install a newer driver, or builds for an older CUDA",
     ),
-    46: Meaning(
-        "the GPU is taken or gives itself to one process alone",
-        "set its compute mode to default: nvidia-smi -c DEFAULT",
-    ),
     100: Meaning(
         "no GPU is visible", "check nvidia-smi, CUDA_VISIBLE_DEVICES and the /dev/nvidia* nodes"
     ),
@@ -83,14 +84,22 @@ SET_UP: dict[int, Meaning] = {
         "let the process see /proc/driver/nvidia and write /proc/self/task/*/comm",
     ),
     801: Meaning("this platform does not support it", "WSL, Tegra and vGPU lack CUDA IPC"),
-    802: Meaning("the system is not ready yet", "start after the fabric manager"),
     803: Meaning("the driver's kernel module and its library differ", "restart the machine"),
     804: Meaning("this GPU does not support CUDA's compatibility package", "install the driver"),
+}
+"""Statuses that an administrator can do something about."""
+
+NOT_READY_YET: dict[int, Meaning] = {
+    46: Meaning(
+        "the GPU is taken or gives itself to one process alone",
+        "set its compute mode to default: nvidia-smi -c DEFAULT",
+    ),
+    802: Meaning("the system is not ready yet", "start after the fabric manager"),
     807: Meaning("the MPS server is not ready", "start it, or unset CUDA_MPS_PIPE_DIRECTORY"),
     808: Meaning("the MPS server has as many clients as it takes"),
     809: Meaning("the MPS server has as many connections as it takes"),
 }
-"""Statuses that an administrator can do something about."""
+"""The same, of those that may pass by themselves: at boot, or when another process has ended."""
 
 OTHERS: dict[int, Meaning] = {
     INVALID_VALUE: Meaning("an argument is not valid"),
@@ -116,6 +125,7 @@ def cuda_error(call: str, status: int, detail: str | None = None) -> CudaCallErr
     for kind, table in (
         (GpuFatalError, FATAL),
         (CudaUnavailableError, SET_UP),
+        (CudaNotReadyError, NOT_READY_YET),
         (CudaCallError, OTHERS),
     ):
         if (meaning := table.get(status)) is not None:

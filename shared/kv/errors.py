@@ -3,11 +3,13 @@
     KvError                              root
     ├── LayoutError                      a shape no pool can have; also a ConfigError
     ├── PoolAllocationError              the machine has no room; also EnvironmentUnsupportedError
+    ├── PoolShortageError                others have the room now; also MemoryShortageError
     ├── PoolMappingError                 the peer's pool is not what it was said to be
     ├── UnknownSlotError                 a slot that the control page does not have
     ├── UnknownEventError                a slot that the ring of events does not have
-    ├── CudaCallError                    a call to CUDA failed; the parent of the next two
+    ├── CudaCallError                    a call to CUDA failed; the parent of the next three
     ├── CudaUnavailableError             for want of set-up; also EnvironmentUnsupportedError
+    ├── CudaNotReadyError                the same, and may pass by itself
     ├── GpuFatalError                    the GPU is lost to this process, which must end
     ├── CopyError                        blocks that cannot be copied as asked
     ├── OutOfBlocksError                 nobody's fault: wait until blocks come back
@@ -30,7 +32,7 @@ from __future__ import annotations
 
 import enum
 
-from shared.errors import ConfigError, EnvironmentUnsupportedError
+from shared.errors import ConfigError, EnvironmentUnsupportedError, ExitCode, MemoryShortageError
 
 
 class KvError(Exception):
@@ -51,6 +53,12 @@ class PoolAllocationError(KvError, EnvironmentUnsupportedError):
     def __init__(self, *, num_bytes: int, reason: str, hint: str | None = None) -> None:
         super().__init__(f"cannot allocate a pool of {num_bytes} bytes: {reason}", hint=hint)
         self.num_bytes, self.reason = num_bytes, reason
+
+
+class PoolShortageError(PoolAllocationError, MemoryShortageError):
+    """The machine has the memory for a pool, and others hold it now."""
+
+    exit_code = ExitCode.BUSY
 
 
 class MappingFault(enum.Enum):
@@ -118,6 +126,12 @@ class CudaCallError(KvError):
 
 class CudaUnavailableError(CudaCallError, EnvironmentUnsupportedError):
     """The GPU cannot be used as this machine is set up; the hint says what to change."""
+
+
+class CudaNotReadyError(CudaUnavailableError):
+    """The GPU cannot be used yet, or while others use it: the same start may work in a while."""
+
+    exit_code = ExitCode.BUSY
 
 
 class GpuFatalError(CudaCallError):

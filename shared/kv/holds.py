@@ -15,14 +15,21 @@ anybody writes it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from shared.kv.allocator import BlockAllocator, BlockState
+import numpy as np
+
+from shared.kv.allocator import STATE_CODES, BlockAllocator, BlockState
 from shared.kv.errors import HoldStateError, IntegrityError
 from shared.kv.layout import RESERVED_BLOCK
 from shared.kv.prefix_cache import PrefixCache
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _STRENGTH = (BlockState.QUARANTINED, BlockState.LEASED, BlockState.ACTIVE)
 """What a hold can be, the strongest first."""
@@ -61,7 +68,7 @@ class CacheUse:
     hit_tokens: int
     """Of all holds: tokens whose keys and values were found."""
     missed_tokens: int
-    """Of all holds: tokens that were left to compute."""
+    """Of all holds that might have shared any: tokens that were left to compute."""
     evicted_blocks: int
     """Blocks that were given up for others."""
     blocks: int
@@ -79,7 +86,8 @@ class BlockHolds:
     def __init__(self, allocator: BlockAllocator, *, block_size: int) -> None:
         self._allocator, self._block_size = allocator, block_size
         self._cache = PrefixCache()
-        self._num_holds = tuple((state, [0] * allocator.num_blocks) for state in _STRENGTH)
+        nobody = bytes(array("I").itemsize * allocator.num_blocks)
+        self._num_holds = tuple((state, array("I", nobody)) for state in _STRENGTH)
         """How many holds each block is in, by their state, the strongest first."""
         self._is_checked = False
         """Nothing has changed since the books were checked."""
@@ -135,7 +143,8 @@ class BlockHolds:
         self._settle(blocks)
         cached_tokens = len(shared) * self._block_size
         self._hit_tokens += cached_tokens
-        self._missed_tokens += num_tokens - cached_tokens
+        if hashes:  # else nothing was looked for
+            self._missed_tokens += num_tokens - cached_tokens
         return Hold(
             blocks=blocks,
             hashes=tuple(hashes),
@@ -190,7 +199,7 @@ class BlockHolds:
     def check_integrity(self) -> None:
         """Count everything anew and compare; to be called whenever the daemon is idle.
 
-        Where nothing changed since the last time, nothing is counted: a large pool takes long.
+        Where nothing changed since the last time, nothing is counted.
 
         Raises:
             IntegrityError: The books contradict each other.
@@ -199,15 +208,27 @@ class BlockHolds:
             return
         self._allocator.check_integrity()
         self._cache.check_integrity()
-        for block in range(RESERVED_BLOCK + 1, self._allocator.num_blocks):
+        codes = self._allocator.codes
+        for block in np.flatnonzero(codes != self._expected_codes()).tolist():
             state, expected = self._allocator.state(block), self._state_of(block)
-            if state is not expected:
-                raise IntegrityError(
-                    f"block {block} is {state.value}, its holds make it {expected.value}"
-                )
-            if self._cache.is_idle(block) is not (state is BlockState.CACHED):
-                raise IntegrityError(f"block {block} is {state.value} and in the wrong line")
+            raise IntegrityError(
+                f"block {block} is {state.value}, its holds make it {expected.value}"
+            )
+        is_idle = np.zeros(len(codes), dtype=bool)
+        is_idle[self._cache.idle_blocks()] = True
+        for block in np.flatnonzero(is_idle != (codes == STATE_CODES[BlockState.CACHED])).tolist():
+            state = self._allocator.state(block)
+            raise IntegrityError(f"block {block} is {state.value} and in the wrong line")
         self._is_checked = True
+
+    def _expected_codes(self) -> NDArray[np.uint8]:
+        """Return what `_state_of` says of every block, as `STATE_CODES`."""
+        expected = np.full(self._allocator.num_blocks, STATE_CODES[BlockState.FREE], np.uint8)
+        expected[self._cache.blocks()] = STATE_CODES[BlockState.CACHED]
+        for state, num_holds in reversed(self._num_holds):
+            expected[np.frombuffer(num_holds, dtype=np.uintc) > 0] = STATE_CODES[state]
+        expected[RESERVED_BLOCK] = STATE_CODES[BlockState.RESERVED]
+        return expected
 
     def _find(self, num_tokens: int, hashes: Sequence[bytes]) -> list[int]:
         return self._cache.find(hashes[: (num_tokens - 1) // self._block_size])

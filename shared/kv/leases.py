@@ -200,10 +200,6 @@ class LeaseTable:
         due = [lease_id for deadline_s, lease_id in self._deadlines() if deadline_s <= now_s]
         return self._happen_to_all(due, LeaseEvent.EXPIRED)
 
-    def next_deadline(self) -> float | None:
-        """Return when `expire` has something to do, or None if it never has."""
-        return min((deadline_s for deadline_s, _ in self._deadlines()), default=None)
-
     # --- the books ---------------------------------------------------------------------
 
     def counts(self) -> dict[LeaseState, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from shared.kv.c_compiler import compiler_fault
 from shared.kv.cuda_driver import CudaDriver
 from shared.kv.cuda_runtime import CupyRuntime
 from shared.kv.nvml import memory_holders
@@ -59,6 +60,10 @@ class MachineProbe:
         except ImportError as error:
             return str(error)
         return None
+
+    def compiler_fault(self) -> str | None:
+        """See `Probe`."""
+        return compiler_fault(os.environ)
 
     def memory(self, index: int) -> Memory:
         """See `Probe`; makes the GPU this thread's current one."""

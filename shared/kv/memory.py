@@ -6,27 +6,58 @@ complaint, and filling it ends with the kernel killing somebody.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from shared.kv.errors import PoolAllocationError
+from shared.kv.errors import PoolAllocationError, PoolShortageError
 from shared.kv.layout import MAX_BLOCKS, POOL_ALIGNMENT_BYTES, RESERVED_BLOCK
+from shared.kv.patience import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE_S = 3.0
+"""For memory of a process that ends: decoded lets go of a dead prefilld's pool within 1 s, and the
+kernel frees gigabytes in less.  Longer would only keep a user waiting who asked for too much."""
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def require_available(num_bytes: int) -> None:
+def require_available(
+    num_bytes: int,
+    *,
+    patience_s: float = PATIENCE_S,
+    sleep: Callable[[float], None] = time.sleep,
+    proc: Path = PROC,
+    cgroup: Path = CGROUP,
+) -> None:
     """Refuse an allocation that this machine or this process's limits cannot hold.
 
+    Args:
+        num_bytes: What is to be allocated.
+        patience_s: How long to wait for what others hold, where there is enough in all.
+        sleep: Waits for so many seconds.
+        proc: The kernel's word for the machine.
+        cgroup: And for groups of processes.
+
     Raises:
-        PoolAllocationError: Fewer bytes are available.
+        PoolShortageError: Others hold too much of it.
+        PoolAllocationError: The machine, or a limit, is too small.
     """
-    available = available_bytes()
-    if available is not None and num_bytes > available:
-        raise PoolAllocationError(
+    bounds = [_machine_bytes(proc, "MemTotal"), *_group_bounds(proc, cgroup)]
+    could_fit = all(bound is None or num_bytes <= bound for bound in bounds)
+
+    def attempt() -> bool | None:
+        available = available_bytes(proc, cgroup)
+        return True if available is None or num_bytes <= available else None
+
+    if not wait_for(attempt, patience_s=patience_s if could_fit else 0.0, sleep=sleep):
+        raise (PoolShortageError if could_fit else PoolAllocationError)(
             num_bytes=num_bytes,
-            reason=f"{available} bytes of memory are available",
-            hint="ask for fewer blocks",
+            reason=f"{available_bytes(proc, cgroup)} bytes of memory are available",
+            hint="ask for fewer blocks" + (", or end what holds the rest" if could_fit else ""),
         )
 
 
@@ -37,18 +68,18 @@ def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
     groups (version 2), which is what `MemoryMax=` and a container's memory limit set.  Swap is
     not counted: a KV pool that is swapped out serves nobody.
     """
-    bounds = [_machine_bytes(proc), *_group_bounds(proc, cgroup)]
+    bounds = [_machine_bytes(proc, "MemAvailable"), *_group_bounds(proc, cgroup)]
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
-def _machine_bytes(proc: Path) -> int | None:
+def _machine_bytes(proc: Path, wanted: str) -> int | None:
     try:
         lines = (proc / "meminfo").read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         name, _, value = line.partition(":")
-        if name == "MemAvailable":
+        if name == wanted:
             return int(value.removesuffix("kB")) * 1024
     return None
 
@@ -79,19 +110,26 @@ def blocks_from_memory(
     """Return how many blocks a pool has that takes a share of a GPU's free memory.
 
     Args:
-        free_bytes: What is free once the weights are there.
+        free_bytes: What is free once the weights are there, less what computing needs.
         total_bytes: What the GPU has in all.
         fraction: The share.  Two daemons whose shares of one GPU add up to at most 1 both fit, in
             whatever order they look: what one has taken the other no longer counts as free.
         block_bytes: Bytes of a block.
 
     Raises:
-        PoolAllocationError: That is less than one block beside the reserved one.
+        PoolShortageError: That is less than one block beside the reserved one, for others hold
+            the memory.
+        PoolAllocationError: It would be as little if nobody did.
     """
-    num_bytes = int(free_bytes * fraction) // POOL_ALIGNMENT_BYTES * POOL_ALIGNMENT_BYTES
-    num_blocks = min(num_bytes // block_bytes, MAX_BLOCKS)
+
+    def blocks_in(num_bytes: int) -> int:
+        share = int(num_bytes * fraction) // POOL_ALIGNMENT_BYTES * POOL_ALIGNMENT_BYTES
+        return min(share // block_bytes, MAX_BLOCKS)
+
+    num_blocks = blocks_in(free_bytes)
     if num_blocks < RESERVED_BLOCK + 2:
-        raise PoolAllocationError(
+        could_fit = blocks_in(total_bytes) >= RESERVED_BLOCK + 2
+        raise (PoolShortageError if could_fit else PoolAllocationError)(
             num_bytes=2 * block_bytes,
             reason=f"{fraction:g} of the {free_bytes} bytes that are free of the GPU's "
             f"{total_bytes} is too little",

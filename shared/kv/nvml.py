@@ -77,6 +77,30 @@ def is_nvlink(uuid: str, peer: str) -> bool | None:
             return None
 
 
+def is_foreign(uuid: str, peer: str) -> bool:
+    """Whether a peer's GPU is none of this machine's, as far as the library can tell.
+
+    Args:
+        uuid: A GPU that this process uses.  Where the library does not know that one either, it
+            sees less than CUDA does, and its word does not count.
+        peer: The GPU in question.
+    """
+    with _nvml() as nvml:
+        if nvml is None:
+            return False
+        try:
+            nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError:
+            return False
+        try:
+            nvml.nvmlDeviceGetHandleByUUID(peer)
+        except nvml.NVMLError_NotFound:
+            return True
+        except nvml.NVMLError:
+            return False
+    return False
+
+
 @contextmanager
 def _nvml() -> Iterator[Any]:
     """Yield the library's module, started, or None."""

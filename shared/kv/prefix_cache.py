@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from shared.kv.errors import IntegrityError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 class PrefixCache:
@@ -87,6 +93,14 @@ class PrefixCache:
         block, _ = self._idle.popitem(last=False)
         del self._blocks[self._hashes.pop(block)]
         return block
+
+    def blocks(self) -> NDArray[np.int64]:
+        """Return the listed blocks, in no order."""
+        return np.fromiter(self._hashes, dtype=np.int64, count=len(self._hashes))
+
+    def idle_blocks(self) -> NDArray[np.int64]:
+        """Return those of them that nobody holds, the first to be evicted first."""
+        return np.fromiter(self._idle, dtype=np.int64, count=len(self._idle))
 
     def check_integrity(self) -> None:
         """Check that each block has one hash, each hash one block, and only listed ones wait.

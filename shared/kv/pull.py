@@ -36,24 +36,6 @@ def slice_blocks(layout: KVLayout, max_slice_bytes: int = DEFAULT_SLICE_BYTES) -
     return max(1, max_slice_bytes // layout.block_bytes)
 
 
-def slices(
-    source_ids: Sequence[int], target_ids: Sequence[int], max_blocks: int
-) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-    """Cut two block tables of equal length into slices of at most `max_blocks` blocks each.
-
-    Raises:
-        CopyError: The lengths differ, or `max_blocks` is not positive.
-    """
-    if len(source_ids) != len(target_ids):
-        raise CopyError(f"{len(source_ids)} blocks cannot be copied to {len(target_ids)}")
-    if max_blocks < 1:
-        raise CopyError(f"a slice of {max_blocks} blocks never ends")
-    return (
-        (source_ids[start : start + max_blocks], target_ids[start : start + max_blocks])
-        for start in range(0, len(source_ids), max_blocks)
-    )
-
-
 def runs(source_ids: Sequence[int], target_ids: Sequence[int]) -> Iterator[BlockRun]:
     """Join pairs of blocks that follow each other in both pools; order and pairs are kept."""
     start = 0

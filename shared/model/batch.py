@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from shared.ops.attention import SequenceSpan, row_spans
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from shared.ops.attention import SequenceSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +38,44 @@ class ForwardBatch:
     """
     output_index: Tensor | None = None
     """[num_outputs] int64: `output_rows` on the device."""
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every token's hidden state is wanted."""
+        return self.output_rows is None or len(self.output_rows) == self.token_ids.shape[0]
+
+    def output_spans(self, block_size: int) -> tuple[SequenceSpan, ...]:
+        """Return one a wanted token, or `spans` where all are."""
+        if self.output_rows is None or self.wants_all:
+            return self.spans
+        return tuple(row_spans(self.spans, self.output_rows, block_size=block_size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PaddedBatch:
+    """The tokens of a short step in device tensors of fixed size, for a CUDA graph.
+
+    It says what a `ForwardBatch` does, but so that nothing the host passes depends on it: a graph
+    keeps these tensors and reads them anew at every replay.  Tokens that pad have `PAD_SLOT` for a
+    slot and are in no tile; what else they say does not matter, as long as there is such a token.
+    """
+
+    token_ids: Tensor
+    """[num_tokens] int64."""
+    positions: Tensor
+    """[num_tokens] int64."""
+    slot_mapping: Tensor
+    """[num_tokens] int64; `PAD_SLOT` for none."""
+    tiles: Tensor
+    """[num_tiles, 4] int64, see `shared.ops.tiled_attention`."""
+    output_index: Tensor
+    """[num_outputs] int64, the tokens whose hidden states are wanted."""
+    output_tiles: Tensor
+    """[num_outputs, 4] int64, a tile for each of them alone; its row is the output's number."""
+    block_table: Tensor
+    """[num_entries] int64, of all sequences, one behind the other."""
+    wants_all: ClassVar[Literal[False]] = False
+    """See `ForwardBatch`; the wanted tokens are always picked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

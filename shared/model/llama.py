@@ -8,15 +8,15 @@ for `shared.ops.forward_ops` to say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
+from shared.model.batch import PaddedBatch
+from shared.model.layers import take_layers
 from shared.model.rope import inverse_wavelengths
-from shared.model.tensors import layer_shapes
-from shared.ops.attention import row_spans
 from shared.ops.forward_ops import ops_for
 from shared.ops.greedy import GreedyHead
 from shared.ops.norm import rms_norm
@@ -24,27 +24,20 @@ from shared.ops.norm import rms_norm
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
-    from torch import Tensor
-
     from shared.model.batch import DecodeBatch, ForwardBatch
+    from shared.model.layers import Layer
     from shared.model.spec import ModelSpec
     from shared.ops.forward_ops import ForwardOps
     from shared.ops.pool_pair import PoolPair
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Layer:
-    """One layer's weights; matrices are [out_features, in_features]."""
+class Begun(NamedTuple):
+    """A step all of whose keys and values are written; of the rest, the rows that are wanted."""
 
-    attn_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norm: Tensor | None
-    """[num_heads + num_kv_heads, head_dim] float32, of queries and keys as they lie in `qkv`."""
-    o: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    query: Tensor
+    """[num_outputs, num_heads, head_dim], the last layer's, rotated."""
+    residual: Tensor
+    """[num_outputs, hidden_size], before the last layer's attention."""
 
 
 class Llama:
@@ -69,7 +62,7 @@ class Llama:
     ) -> None:
         self.spec = spec
         self._embed = tensors.pop("embed")
-        self._layers = _take_layers(tensors, spec)
+        self._layers = take_layers(tensors, spec)
         self._final_norm = tensors.pop("final_norm").float()
         self._lm_head = self._embed if spec.tied_embeddings else tensors.pop("lm_head")
         # On the CPU only: a GPU reads the whole matrix in less time than it takes to choose rows.
@@ -78,6 +71,7 @@ class Llama:
         wavelengths = inverse_wavelengths(spec.head_dim, spec.rope_theta, spec.rope_scaling)
         self._inverse_wavelengths = wavelengths.to(self.device)
         self._ops = ops_for(self.device) if ops is None else ops
+        self._scale = spec.head_dim**-0.5
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,32 +95,78 @@ class Llama:
             [num_tokens, hidden_size], for `logits` of the rows that are wanted; with
             `batch.output_rows`, only those rows.
         """
-        spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
-        num_tokens, rows, spans = batch.token_ids.shape[0], batch.output_rows, batch.spans
+        return self.finish(batch, self.begin(batch, kv), kv)
+
+    def begin(self, batch: ForwardBatch | PaddedBatch, kv: Tensor) -> Begun:
+        """Run the part of `forward` that writes into the pool.
+
+        With a `PaddedBatch` it never synchronises with the host, so that a CUDA graph can capture
+        it; the same goes for `finish`.
+        """
+        ops = self._ops
         cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
-            kv_layer, is_last = kv[:, index], index == spec.num_layers - 1
             query = ops.rope_kv_write(
-                self._qkv(residual, layer), cos, sin, kv_layer, batch.slot_mapping
+                self._qkv(residual, layer), cos, sin, kv[:, index], batch.slot_mapping
             )
-            if is_last and rows == ():
-                return residual[:0]
-            if is_last and rows is not None and len(rows) < num_tokens:
-                assert batch.output_index is not None
-                query, residual = query[batch.output_index], residual[batch.output_index]
-                spans = tuple(row_spans(spans, rows, block_size=kv.shape[4]))
-            attended = ops.prefill_attention(
-                query,
-                kv_layer,
-                spans,
-                scale=spec.head_dim**-0.5,
-                peer_layer=None if batch.peer is None else batch.peer[:, index],
-            )
-            ops.add_linear(residual, attended.flatten(1), layer.o)
-            gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
-            ops.add_linear(residual, gated, layer.down)
+            if index < len(self._layers) - 1:
+                self._leave_layer(layer, residual, self._attend(query, kv, index, batch))
+        if batch.wants_all:
+            return Begun(query, residual)
+        return Begun(query[batch.output_index], residual[batch.output_index])
+
+    def finish(self, batch: ForwardBatch | PaddedBatch, begun: Begun, kv: Tensor) -> Tensor:
+        """Run the rest of `forward`: what is left of the last layer.
+
+        Args:
+            batch: The step.
+            begun: What `begin` returned; changed by this.
+            kv: The pool.
+
+        Returns:
+            [num_outputs, hidden_size].
+        """
+        query, residual = begun
+        if residual.shape[0]:
+            last = len(self._layers) - 1
+            attended = self._attend(query, kv, last, batch, is_of_outputs=True)
+            self._leave_layer(self._layers[last], residual, attended)
         return residual
+
+    def _attend(
+        self,
+        query: Tensor,
+        kv: Tensor,
+        index: int,
+        batch: ForwardBatch | PaddedBatch,
+        *,
+        is_of_outputs: bool = False,
+    ) -> Tensor:
+        """Attend in one layer with all tokens of a step, or with those that are wanted."""
+        if isinstance(batch, PaddedBatch):
+            return self._ops.tiled_attention(
+                query,
+                kv[:, index],
+                batch.output_tiles if is_of_outputs else batch.tiles,
+                batch.block_table,
+                scale=self._scale,
+                window=self.spec.sliding_window,
+            )
+        return self._ops.prefill_attention(
+            query,
+            kv[:, index],
+            batch.output_spans(kv.shape[4]) if is_of_outputs else batch.spans,
+            scale=self._scale,
+            peer_layer=None if batch.peer is None else batch.peer[:, index],
+        )
+
+    def _leave_layer(self, layer: Layer, residual: Tensor, attended: Tensor) -> None:
+        """Add what attention and feed-forward of a layer make of its rows, in place."""
+        ops = self._ops
+        ops.add_linear(residual, attended.flatten(1), layer.o)
+        gated = ops.norm_gate(residual, layer.mlp_norm, self.spec.rms_norm_eps, layer.gate_up)
+        ops.add_linear(residual, gated, layer.down)
 
     def prepare_prefill(self, kv: Tensor, *, max_query_len: int, max_context_len: int) -> None:
         """Have everything compiled that `forward` may need; seconds on a GPU, nothing on a CPU.
@@ -173,7 +213,7 @@ class Llama:
         Raises:
             RuntimeError: The device needs `prepare_decode` first.
         """
-        spec, ops, eps = self.spec, self._ops, self.spec.rms_norm_eps
+        ops = self._ops
         cos, sin = ops.rotary_angles(batch.positions, self._inverse_wavelengths)
         residual = functional.embedding(batch.token_ids, self._embed)
         for index, layer in enumerate(self._layers):
@@ -186,15 +226,13 @@ class Llama:
                 batch.block_tables,
                 batch.context_lens,
                 layer=index,
-                scale=spec.head_dim**-0.5,
-                window=spec.sliding_window,
+                scale=self._scale,
+                window=self.spec.sliding_window,
             )
-            ops.add_linear(residual, attended.flatten(1), layer.o)
-            gated = ops.norm_gate(residual, layer.mlp_norm, eps, layer.gate_up)
-            ops.add_linear(residual, gated, layer.down)
+            self._leave_layer(layer, residual, attended)
         return residual
 
-    def _qkv(self, residual: Tensor, layer: _Layer) -> Tensor:
+    def _qkv(self, residual: Tensor, layer: Layer) -> Tensor:
         """Return [num_tokens, num_heads + 2 · num_kv_heads, head_dim], not yet rotated."""
         eps, num_normed = self.spec.rms_norm_eps, self.spec.num_heads + self.spec.num_kv_heads
         qkv = self._ops.norm_linear(residual, layer.attn_norm, eps, layer.qkv, layer.qkv_bias)
@@ -232,43 +270,3 @@ class Llama:
             [num_rows, vocab_size] float32.
         """
         return self._ops.logits(hidden, self._final_norm, self.spec.rms_norm_eps, self._lm_head)
-
-
-def _take_layers(tensors: MutableMapping[str, Tensor], spec: ModelSpec) -> tuple[_Layer, ...]:
-    """Take all layers' weights out of `tensors`, fused."""
-    layers: list[_Layer] = []
-    last_parts: tuple[int, ...] = ()
-    names = tuple(layer_shapes(spec))
-    for index in range(spec.num_layers):
-        # Ids are told apart safely: what the mapping held at one time, no other object was.
-        parts = tuple(id(tensors[f"layers.{index}.{name}"]) for name in names)
-        if parts == last_parts:
-            for name in names:
-                del tensors[f"layers.{index}.{name}"]
-            layers.append(layers[-1])
-        else:
-            layers.append(_take_layer(tensors, index, spec))
-        last_parts = parts
-    return tuple(layers)
-
-
-def _take_layer(tensors: MutableMapping[str, Tensor], index: int, spec: ModelSpec) -> _Layer:
-    """Take one layer's weights out of `tensors`, fused."""
-
-    def take(*names: str) -> Tensor:
-        return torch.cat([tensors.pop(f"layers.{index}.{name}") for name in names])
-
-    def take_head_norm() -> Tensor:
-        query, key = take("q_norm").float(), take("k_norm").float()
-        return torch.cat([query.expand(spec.num_heads, -1), key.expand(spec.num_kv_heads, -1)])
-
-    return _Layer(
-        attn_norm=take("attn_norm").float(),
-        qkv=take("q", "k", "v"),
-        qkv_bias=take("q_bias", "k_bias", "v_bias") if spec.qkv_bias else None,
-        head_norm=take_head_norm() if spec.qk_norm else None,
-        o=take("o"),
-        mlp_norm=take("mlp_norm").float(),
-        gate_up=take("gate", "up"),
-        down=take("down"),
-    )

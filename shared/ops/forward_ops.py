@@ -15,6 +15,7 @@ from shared.ops.decode_step import decode_step
 from shared.ops.norm import rms_norm
 from shared.ops.rope_kv_write import rope_kv_write
 from shared.ops.rotary import rotary_angles
+from shared.ops.tiled_attention import tiled_attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,6 +92,18 @@ class ForwardOps(Protocol):
     ) -> Tensor:
         """Attend with the tokens of prompts; see `shared.ops.attention.paged_attention`."""
 
+    def tiled_attention(
+        self,
+        query: Tensor,
+        kv_layer: Tensor,
+        tiles: Tensor,
+        block_table: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """The same inside a CUDA graph; see `shared.ops.tiled_attention`."""
+
     def decode_step(
         self,
         qkv: Tensor,
@@ -136,6 +149,7 @@ class TorchOps:
     rotary_angles = staticmethod(rotary_angles)
     rope_kv_write = staticmethod(rope_kv_write)
     prefill_attention = staticmethod(paged_attention)
+    tiled_attention = staticmethod(tiled_attention)
     decode_step = staticmethod(decode_step)
 
     def norm_linear(

@@ -72,7 +72,11 @@ def _refuse(name: DaemonName, error: KvpairError) -> NoReturn:
 def _parse(name: DaemonName, argv: Sequence[str] | None) -> ConfigFlags:
     """Return the flags; end the process where they ask for help or make no sense."""
 
-    @click.command(name, help=f"Run {name} in the foreground; it logs to stderr.")
+    @click.command(
+        name,
+        help=f"Run {name} in the foreground; it logs to stderr.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
     @click.version_option(__version__, prog_name=name)
     @config_options
     def command(flags: ConfigFlags) -> ConfigFlags:

@@ -273,7 +273,7 @@ PHASES = ("two", "one", "large")
 def hardware() -> str:
     """Describe the machine in words."""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"{len(names)} x {names[0]}, torch {torch.__version__}"
+    return f"{len(names)} x {names[0] if names else 'GPU'}, torch {torch.__version__}"
 
 
 def write_figures(figures: Figures, path: Path | None, commit: str, command: str) -> None:

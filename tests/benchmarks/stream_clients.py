@@ -71,9 +71,9 @@ class Heard:
 
 
 def prompt_of(ask: Ask, vocab_size: int) -> list[int]:
-    """Return a prompt that no other request shares."""
-    source = random.Random(ask.seed)
-    return [source.randrange(300, vocab_size) for _ in range(ask.num_prompt_tokens)]
+    """Return a prompt that no other request shares, without a vocabulary's first, special ids."""
+    source, first = random.Random(ask.seed), min(300, vocab_size // 2)
+    return [source.randrange(first, vocab_size) for _ in range(ask.num_prompt_tokens)]
 
 
 async def _hear(client: AsyncClient, ask: Ask, prompt: list[int], began_s: float) -> Heard:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.engine.batch import SequenceStep, build_batch
+from shared.engine.batch import SequenceStep, build_batch, pack_steps
+from shared.engine.padded_steps import Places, fill, num_entries_for, padded_batch
 from shared.kv.layout import KVLayout
 from shared.model.batch import DecodeBatch
 from shared.model.llama import Llama
@@ -158,6 +159,34 @@ def check_output_rows(dtype: torch.dtype, device: str, ops: ForwardOps | None = 
     assert none.shape == (0, model.spec.hidden_size)
     assert torch.equal(kv.nan_to_num(), every_kv.nan_to_num())
     assert relative_error(no_kv[3], kv[3]) < TOLERANCE[dtype]
+
+
+@torch.inference_mode()
+def check_padded_step(dtype: torch.dtype, device: str, ops: ForwardOps | None = None) -> None:
+    """A step of fixed size gives the wanted rows of a plain one, and the same blocks."""
+    model = tiny_model(dtype, device, ops)
+    layout, kv = pool_of(model)
+    padded_kv = kv.clone()
+    places = Places(size=64, num_entries=num_entries_for(BLOCK_SIZE))
+    chunks = ((0, 13, [1, 2, 9]), (0, 8, [3]), (13, 20, [1, 2, 9]))
+    for first, *others in (chunks[:2], chunks[2:]):
+        steps = [
+            SequenceStep(
+                token_ids=prompt(24, 1)[start:stop],
+                start_position=start,
+                block_table=table,
+                sampling=SamplingParams(),
+            )
+            for start, stop, table in (first, *others)
+        ]
+        expected = model.forward(build_batch(steps, layout, model.device), kv)
+        run = torch.zeros(places.num_numbers, dtype=torch.int64)
+        fill(places, run, pack_steps(steps, layout))
+        batch = padded_batch(places, run.to(model.device))
+        out = model.finish(batch, model.begin(batch, padded_kv), padded_kv)
+        assert relative_error(out[: len(steps)], expected) < TOLERANCE[dtype]
+    assert torch.equal(padded_kv.isnan(), kv.isnan())
+    assert relative_error(padded_kv.nan_to_num(), kv.nan_to_num()) < TOLERANCE[dtype]
 
 
 @torch.inference_mode()

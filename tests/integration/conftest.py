@@ -11,10 +11,12 @@ import pytest
 
 from shared.model.fetch import fetch_model
 from shared.model.loader import LoadedModel, load_model_file
+from tests.support.even_model import write_even_model
 from tests.support.link_peers import load_host
 from tests.support.margin_rule import GreedyReference
 from tests.support.pair import write_tiny_model
 from tests.support.questions import first_questions
+from tests.support.solo import SoloEngine
 from tests.support.transformers_reference import llama_for_causal_lm
 
 if TYPE_CHECKING:
@@ -99,3 +101,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_host(tiny_model: Path, _one_torch_thread: None) -> ModelHost:
     """The same model in memory, as a daemon that serves the file has it."""
     return load_host(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def even_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model in whose answers rounding does not show, as a file."""
+    return write_even_model(tmp_path_factory.mktemp("even"))
+
+
+@pytest.fixture(scope="session")
+def solo_engine(even_model: Path, _one_torch_thread: None) -> SoloEngine:
+    """The same model in one process: what the pair's answers are held against."""
+    return SoloEngine(load_host(even_model))

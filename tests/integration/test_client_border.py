@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from protocol.errors import RequestError
 from protocol.limits import MAX_LINK_BODY_BYTES
 from tests.support.pair import DAEMONS, DaemonName, Pair, wait_until
 from tests.support.raw_peer import RawPeer
+from tests.support.wrong_values import field_of, wrong_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -245,6 +247,27 @@ def test_a_wrong_request_is_told_its_fault_and_costs_nothing(
     assert reply.code == code
     assert not reply.retryable
     assert_is_one_line(reply)
+    assert_serves(pair)
+
+
+@pytest.mark.parametrize("kind", [wire.Generate, wire.Check], ids=lambda kind: kind.__name__)
+def test_every_field_outside_its_bounds_is_told_by_name(
+    pair: Pair, kind: type[wire.Message]
+) -> None:
+    """Made from the message's own definition, so that a new field is tried as well."""
+    tag = {"type": kind.__struct_config__.tag}
+    good = {"prompt": [5, 6, 7], "resume": resume(), "sampling": {"temperature": 1.0}}
+    num_tried = 0
+    for where, body in wrong_values(msgspec.inspect.type_info(kind), good):
+        if not isinstance(body, dict):
+            continue
+        (reply,) = replies(pair, "prefilld", tag | body)
+        assert isinstance(reply, wire.Error), (where, body)
+        assert reply.code == "invalid-message", (where, body, reply)
+        assert field_of(where) in reply.message
+        assert_is_one_line(reply)
+        num_tried += 1
+    assert num_tried > 100
     assert_serves(pair)
 
 

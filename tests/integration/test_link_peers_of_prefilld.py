@@ -482,7 +482,8 @@ def test_a_cancelled_prompt_is_aborted_and_its_blocks_wait_for_release(
 ) -> None:
     with decoded.open() as link:
         with RawPeer.connect(daemon.socket) as client:
-            client.send(wire.Generate(prompt=[*LONG_PROMPT], max_tokens=8))
+            # A prompt that nobody asked before, or the prefix cache would leave nothing to cancel.
+            client.send(wire.Generate(prompt=LONG_PROMPT[::-1], max_tokens=8))
             chunk = link.expect(wire.Chunk)
         while not isinstance(message := link.receive(), wire.Abort):
             assert isinstance(message, wire.Chunk | wire.Ping), message

@@ -253,7 +253,7 @@ def test_switched_off_nothing_is_found_or_kept(
         assert (pool["cached"], pool["free"]) == (0, pool["total"] - 1)
         assert cache_use(pair) == {
             "hit_tokens": 0,
-            "missed_tokens": 200,
+            "missed_tokens": 0,
             "evicted_blocks": 0,
             "blocks": 0,
         }

@@ -15,13 +15,16 @@ from protocol.client import Client
 from protocol.errors import ConnectionLostError, RequestError, UnixSocketError
 from protocol.messages import End, Resume, Sampling, Tokens
 from protocol.resuming import ResumePolicy
+from tests.support.everyday import check_death_of_decoded
 from tests.support.pair import START_TIMEOUT_S, DaemonName, Pair, wait_until
+from tests.support.solo import SoloEngine
 from tests.support.watched_streams import Ask, WatchedStreams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from protocol.exchange import Options
+    from shared.daemon.model_host import ModelHost
 
 KVPAIR = Path(sys.executable).with_name("kvpair")
 NUM_TOKENS = 400
@@ -59,22 +62,11 @@ def num_running(pair: Pair) -> int:
     return int(pair.decoded_status()["sequences"]["running"])
 
 
-def test_answers_are_whole_and_unchanged_when_decoded_dies(pair: Pair) -> None:
+def test_answers_are_whole_and_unchanged_when_decoded_dies(
+    pair: Pair, tiny_host: ModelHost
+) -> None:
     """Greedy ones and ones drawn by chance: ids, text, and what END counts."""
-    alone = []
-    for ask in ASKS:
-        with WatchedStreams(pair.socket, [ask]) as streams:
-            alone += streams.results()
-    with WatchedStreams(pair.socket, ASKS) as streams:
-        streams.wait_for_tokens(NUM_TOKENS)
-        pair.kill("decoded")
-        pair.start("decoded")
-        results = streams.results()
-    for delivered, undisturbed in zip(results, alone, strict=True):
-        assert (delivered.ids, delivered.text) == (undisturbed.ids, undisturbed.text)
-        assert delivered.end is not None
-        assert delivered.end.usage.completion_tokens == NUM_TOKENS
-    assert any(delivered.losses for delivered in results)
+    check_death_of_decoded(pair, SoloEngine(tiny_host), ASKS)
 
 
 def test_an_unstreamed_answer_is_computed_again(pair: Pair) -> None:

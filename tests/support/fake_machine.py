@@ -23,6 +23,7 @@ class Machine:
     node_faults: Mapping[str, str] = field(default_factory=dict)
     driver_status: int = 0
     cupy: str | None = None
+    compiler: str | None = None
     torch_cuda: str | None = "13.0"
     modes: Mapping[int, int] = field(default_factory=dict)
     peers: bool = True
@@ -43,6 +44,9 @@ class Machine:
     def cupy_fault(self) -> str | None:
         return self.cupy
 
+    def compiler_fault(self) -> str | None:
+        return self.compiler
+
     def memory(self, index: int) -> Memory:
         assert index == 0
         return Memory(free=self.free, total=200)
@@ -50,6 +54,9 @@ class Machine:
     def holders(self, uuid: str) -> list[Holder] | None:
         assert uuid == ONE
         return self.held
+
+    def version(self) -> str:
+        return "13.0"
 
     def num_devices(self) -> int:
         return len(self.uuids)

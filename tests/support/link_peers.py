@@ -28,11 +28,13 @@ from protocol.messages import (
     Welcome,
 )
 from shared.config.schema import Config, DecodedConfig, ModelConfig, PrefilldConfig
+from shared.daemon.devices import CPU_DEVICE, Device
 from shared.daemon.instance import this_instance
 from shared.daemon.model_host import ModelHost, load_model_host
 from shared.engine.batch import SequenceStep
 from shared.engine.runner import ModelRunner
 from shared.kv.control_page import ControlPage
+from shared.kv.cuda_ipc import CudaIpcPool
 from shared.kv.memfd import MemfdPool
 from shared.kv.proof import write_pattern
 from shared.ops.sampling import SamplingParams
@@ -49,14 +51,14 @@ PROOF_BYTES = 256
 PLENTY = Credits(free_blocks=1 << 20, free_sequences=1 << 10, queue_depth=0, seen=0)
 
 
-def load_host(model_path: Path) -> ModelHost:
+def load_host(model_path: Path, device: Device = CPU_DEVICE) -> ModelHost:
     """Load the model that the daemon under test serves, with the same configuration."""
     config = Config(
         model=ModelConfig(path=str(model_path)),
         prefilld=PrefilldConfig(socket="/unused"),
         decoded=DecodedConfig(socket="/unused"),
     )
-    return load_model_host(config, num_blocks=NUM_BLOCKS)
+    return load_model_host(config, num_blocks=NUM_BLOCKS, device=device)
 
 
 def credits_after(seen: int) -> Credits:
@@ -84,12 +86,24 @@ class FakePrefilld:
         decoded_socket: Where the real decoded listens.
         host: What it serves.
         fill: What the pool holds before a prompt is written.
+        device: Where the host's weights are, and the pool is to be.
     """
 
-    def __init__(self, decoded_socket: Path, host: ModelHost, *, fill: float | None = None) -> None:
-        self._path, self.host = decoded_socket, host
+    def __init__(
+        self,
+        decoded_socket: Path,
+        host: ModelHost,
+        *,
+        fill: float | None = None,
+        device: Device = CPU_DEVICE,
+    ) -> None:
+        self._path, self.host, self.device = decoded_socket, host, device
         self.layout = host.layout.with_num_blocks(NUM_BLOCKS)
-        self.pool = MemfdPool.create(self.layout, fill=fill)
+        self.pool = (
+            MemfdPool.create(self.layout, fill=fill)
+            if device.index is None
+            else CudaIpcPool.create(self.layout, device=device.index, fill=fill)
+        )
         self.page = ControlPage.create(NUM_SLOTS)
         self.epoch = os.urandom(EPOCH_BYTES)
         self._runner = ModelRunner(host.model, self.pool.kv, self.layout)
@@ -137,16 +151,16 @@ class FakePrefilld:
             version=VERSION,
             instance=this_instance(),
             epoch=self.epoch,
-            backend="memfd",
-            device="cpu",
+            backend="memfd" if self.device.index is None else "cuda",
+            device=self.device.name,
             fingerprint=self.host.fingerprint,
             fields=self.host.fields,
         )
         return replace(hello, **changes)
 
-    def greet(self) -> Welcome:
-        """Connect and say HELLO; return WELCOME."""
-        self.connect().send(self.hello())
+    def greet(self, **changes: Any) -> Welcome:  # noqa: ANN401 - fields of any type
+        """Connect and say HELLO, with `changes`; return WELCOME."""
+        self.connect().send(self.hello(**changes))
         return self.link.expect(Welcome)
 
     def map(self, **changes: Any) -> Map:  # noqa: ANN401 - fields of any type
@@ -158,11 +172,20 @@ class FakePrefilld:
             control_slots=NUM_SLOTS,
             proof_bytes=PROOF_BYTES,
         )
+        if isinstance(self.pool, CudaIpcPool):
+            export = self.pool.export()
+            described = replace(
+                described,
+                offset=export.offset,
+                pool_handle=export.handle,
+                event_handles=list(export.event_handles),
+            )
         return replace(described, **changes)
 
     def offer(self, described: Map) -> None:
-        """Send a MAP with the pool's and the page's descriptors."""
-        fds = [self.pool.export(), self.page.export()]
+        """Send a MAP with the descriptors that go with it: a memfd's pool, and the page."""
+        fds = [self.pool.export()] if isinstance(self.pool, MemfdPool) else []
+        fds.append(self.page.export())
         try:
             self.link.send(described, fds=fds)
         finally:

@@ -8,12 +8,17 @@ first such position, and there the logits behind the same ids must be.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from shared.engine.history import TokenHistory, adjustments_of
+from shared.ops.adjustments import adjust_logits
 from shared.ops.philox import uniform
+from shared.ops.sampling import candidates
+from shared.ops.token_bitmap import pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +35,42 @@ MAX_LOGIT_DIFFERENCE = 1e-3
 """What two float32 implementations may differ by; about 1e-4 is seen."""
 
 
+def lead_of(
+    token_id: int,
+    *,
+    over: int,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+    sampling: SamplingParams,
+    logits_of: Callable[[list[int]], Tensor],
+) -> float:
+    """Return by how much one token's score lay above another's when one of them was chosen.
+
+    Args:
+        token_id: The one that was chosen.
+        over: The one that somebody else chose.
+        prompt_ids: What the answer answers.
+        answer_ids: The answer before the choice.
+        sampling: How tokens are chosen: bias, penalties and noise are part of the lead.  A token
+            that temperature, top-k, top-p and min-p leave out is infinitely far behind.
+        logits_of: Returns the logits after every token, [num_tokens, vocab_size].
+    """
+    scores = logits_of([*prompt_ids, *answer_ids])[-1].clone()
+    vocab_size = scores.shape[0]
+    history = TokenHistory.needed_for(
+        sampling, prompt=pack_tokens(prompt_ids, vocab_size), answer_ids=answer_ids
+    )
+    if history is not None:
+        adjust_logits(scores[None], adjustments_of([history], vocab_size, scores.device))
+    if not sampling.is_greedy:
+        ids, scaled = candidates(scores, sampling)
+        position = len(prompt_ids) + len(answer_ids)
+        noise = uniform(ids, position=position, seed=sampling.seed)
+        scores = torch.full_like(scores, -math.inf)
+        scores[ids] = scaled - torch.log(-torch.log(noise))
+    return float(scores[token_id] - scores[over])
+
+
 def check_repeated(
     ids: Sequence[int],
     solo: Sequence[int],
@@ -44,27 +85,32 @@ def check_repeated(
         ids: The answer under test.
         solo: The one that it got alone.
         prompt_ids: What both answer.
-        sampling: How both were chosen; noise is part of the lead that counts.
-        logits_of: Returns the logits after every token, [num_tokens, vocab_size]; asked for the
-            prompt and the equal ids where the answers differ behind them.
+        sampling: How both were chosen.
+        logits_of: As for `lead_of`; asked where the answers differ first.
     """
     assert len(ids) == len(solo)
     different = [index for index, token_id in enumerate(ids) if token_id != solo[index]]
     if not different:
         return
     num_equal = different[0]
-    scores = logits_of([*prompt_ids, *solo[:num_equal]])[-1]
-    if not sampling.is_greedy:
-        indices = torch.arange(scores.shape[0])
-        noise = uniform(indices, position=len(prompt_ids) + num_equal, seed=sampling.seed)
-        scores = scores / sampling.temperature - torch.log(-torch.log(noise))
-    lead = float((scores[solo[num_equal]] - scores[ids[num_equal]]).abs())
-    assert lead < MIN_MARGIN, f"token {num_equal} differs, and by {lead}"
+    lead = lead_of(
+        solo[num_equal],
+        over=ids[num_equal],
+        prompt_ids=prompt_ids,
+        answer_ids=solo[:num_equal],
+        sampling=sampling,
+        logits_of=logits_of,
+    )
+    assert abs(lead) < MIN_MARGIN, f"token {num_equal} differs, and by {lead}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GreedyReference:
-    """A prompt, transformers' greedy answer to it, and how sure each of its choices was."""
+    """A prompt, the reference's greedy answer to it, and how sure each of its choices was.
+
+    The reference is transformers, or where a GPU is tried, this project's one process on the CPU,
+    which other tests hold to transformers.
+    """
 
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
@@ -90,13 +136,26 @@ class GreedyReference:
                 output_logits=True,
                 return_dict_in_generate=True,
             )
-        logits = torch.cat(output.logits)
+        ids = output.sequences[0, len(prompt_ids) :].tolist()
+        return cls.of_choices(prompt_ids, ids, torch.cat(output.logits))
+
+    @classmethod
+    def of_choices(
+        cls, prompt_ids: Sequence[int], ids: Sequence[int], logits: Tensor
+    ) -> GreedyReference:
+        """Take an answer for the reference.
+
+        Args:
+            prompt_ids: What it answers.
+            ids: The answer.
+            logits: [num_tokens, vocab_size], what each of its tokens was chosen from.
+        """
         best, second = logits.topk(2).values.unbind(-1)
         (uncertain,) = (best - second < MIN_MARGIN).nonzero(as_tuple=True)
-        num_certain = int(uncertain[0]) if len(uncertain) else num_tokens
+        num_certain = int(uncertain[0]) if len(uncertain) else len(ids)
         return cls(
             prompt_ids=tuple(prompt_ids),
-            ids=tuple(output.sequences[0, len(prompt_ids) :].tolist()),
+            ids=tuple(ids),
             num_certain=num_certain,
             uncertain_logits=logits[num_certain].clone() if len(uncertain) else None,
         )

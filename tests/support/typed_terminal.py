@@ -67,7 +67,11 @@ class Terminal:
 
     def type(self, keys: str) -> None:
         """Press keys."""
-        os.write(self._keys, keys.encode())
+        self.type_bytes(keys.encode())
+
+    def type_bytes(self, data: bytes) -> None:
+        """Have the terminal send these bytes, whatever they are."""
+        os.write(self._keys, data)
 
     def read_until(self, text: str) -> str:
         """Return what was shown up to and with `text`, without escapes; it is not shown again."""

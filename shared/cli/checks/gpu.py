@@ -1,9 +1,8 @@
-"""The GPUs, where they are used: what the daemons will find of them, and a C compiler."""
+"""The GPUs, where they are used: what the daemons will find of them, and Triton its C compiler."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,24 +18,18 @@ CPU = "cpu"
 REPORT_TIMEOUT_S = 120.0
 """For gigabytes of libraries to be read from a cold disk."""
 
-PEER_ACCESS = "peer access"
+PEER_ACCESS, C_COMPILER = "peer access", "C compiler"
 
 Ask = Callable[[Sequence[str]], "dict[str, Any] | str"]
 """Takes both devices; returns the report, or why there is none."""
 
 
-def check_gpus(
-    config: Config,
-    *,
-    ask: Ask | None = None,
-    find_program: Callable[[str], str | None] = shutil.which,
-) -> list[Finding]:
+def check_gpus(config: Config, *, ask: Ask | None = None) -> list[Finding]:
     """Look at everything that the configured devices need.
 
     Args:
         config: Which devices.
         ask: Makes the report; None asks another interpreter, for what it imports may crash.
-        find_program: Finds a program by name.
     """
     devices = config.prefilld.device, config.decoded.device
     if set(devices) == {CPU}:
@@ -58,15 +51,15 @@ def check_gpus(
     if not any(row["is_fatal"] for row in report["findings"]):
         findings.append(ok("CuPy", "can be imported"))
         findings.append(_peer_access(devices))
-    findings.append(_check_compiler(find_program))
+    if not any(row["code"] == "c-compiler" for row in report["findings"]):
+        findings.append(ok(C_COMPILER, "compiles with Python's headers, as Triton will"))
     return findings
 
 
 def _subject(code: str) -> str:
     """Return what a finding is about, in a person's words."""
-    return {"cupy": "CuPy", "peer-access": PEER_ACCESS, "mps": "MPS", "mig": "MIG"}.get(
-        code, code.replace("-", " ")
-    )
+    named = {"c-compiler": C_COMPILER, "cupy": "CuPy", "mps": "MPS", "mig": "MIG"}
+    return named.get(code, code.replace("-", " "))
 
 
 def _peer_access(devices: Sequence[str]) -> Finding:
@@ -74,17 +67,6 @@ def _peer_access(devices: Sequence[str]) -> Finding:
     if len(names) == 1:
         return ok(PEER_ACCESS, "both daemons use one GPU: not needed")
     return ok(PEER_ACCESS, "each GPU can read the other's memory")
-
-
-def _check_compiler(find_program: Callable[[str], str | None]) -> Finding:
-    for name in ("cc", "gcc", "clang"):
-        if path := find_program(name):
-            return ok("C compiler", path)
-    return fail(
-        "C compiler",
-        "none is there, and Triton builds the launchers of its kernels with one",
-        cure="install gcc",
-    )
 
 
 def _ask(devices: Sequence[str]) -> dict[str, Any] | str:

@@ -19,6 +19,7 @@ from shared.ops.triton.prefill_attention import prefill_attention, warm_up
 from shared.ops.triton.rope_kv_write import rope_kv_write
 from shared.ops.triton.rotary import rotary_angles
 from shared.ops.triton.skinny_linear import SkinnyLinear
+from shared.ops.triton.tiled_attention import tiled_attention
 
 if TYPE_CHECKING:
     from shared.ops.pool_pair import PoolPair
@@ -34,6 +35,7 @@ class TritonOps:
     rotary_angles = staticmethod(rotary_angles)
     rope_kv_write = staticmethod(rope_kv_write)
     prefill_attention = staticmethod(prefill_attention)
+    tiled_attention = staticmethod(tiled_attention)
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

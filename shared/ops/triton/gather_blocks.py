@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shared.ops.errors import ShapeError
 from shared.ops.gather_blocks import check_gather_shapes
+from shared.ops.triton.launch import Launch
 
 WORD_BYTES = 8
 """Blocks are copied as int64, two in a load of 16 bytes, whatever numbers they hold."""
@@ -41,7 +42,8 @@ def gather_blocks(
         raise ShapeError(f"blocks of {[*source.shape[1:]]} {source.dtype} are not whole 16 bytes")
     if not source_ids.numel():
         return
-    _gather_blocks_kernel[(num_programs,)](
+    _GATHER_BLOCKS(
+        (num_programs, 1, 1),
         source.view(-1).view(torch.int64),
         target.view(-1).view(torch.int64),
         source_ids,
@@ -74,3 +76,6 @@ def _gather_blocks_kernel(
         # Read once and not again: it should push nothing out of the second cache.
         words = tl.load(source + source_start + word, mask=is_word, eviction_policy="evict_first")
         tl.store(target + target_start + word, words, mask=is_word)
+
+
+_GATHER_BLOCKS = Launch(_gather_blocks_kernel, begins_early=False)

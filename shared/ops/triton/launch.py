@@ -38,12 +38,18 @@ class Launch:
     """Launches one kernel.
 
     Args:
-        kernel: What `triton.jit` returned.  Its last parameter is `IS_DEPENDENT`, and all that are
-            compiled in come last, in the order in which calls name them.
+        kernel: What `triton.jit` returned.  Parameters that are compiled in come last, in the order
+            in which calls name them.
+        begins_early: Whether the last of these is `IS_DEPENDENT`.
     """
 
-    def __init__(self, kernel: Any) -> None:  # noqa: ANN401 - triton has no types
-        self._kernel = kernel
+    def __init__(
+        self,
+        kernel: Any,  # noqa: ANN401 - triton has no types
+        *,
+        begins_early: bool = True,
+    ) -> None:
+        self._kernel, self._begins_early = kernel, begins_early
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(
@@ -67,7 +73,8 @@ class Launch:
         assert isinstance(first, Tensor)
         if not first.is_cuda:  # the interpreter
             self._check_order(len(arguments), constants)
-            self._kernel[grid](*arguments, **constants, IS_DEPENDENT=False, num_warps=num_warps)
+            flags = {"IS_DEPENDENT": False} if self._begins_early else {}
+            self._kernel[grid](*arguments, **constants, **flags, num_warps=num_warps)
             return
         key = (
             first.device.index,
@@ -78,17 +85,16 @@ class Launch:
         )
         compiled = self._compiled.get(key)
         if compiled is not None:
-            compiled[grid](*arguments, *constants.values(), _is_capable(first.device))
+            dependence = (_is_capable(first.device),) if self._begins_early else ()
+            compiled[grid](*arguments, *constants.values(), *dependence)
             return
         self._check_order(len(arguments), constants)
-        is_dependent = _is_capable(first.device)
+        options: dict[str, bool] = {}
+        if self._begins_early:
+            is_dependent = _is_capable(first.device)
+            options = {"IS_DEPENDENT": is_dependent, "launch_pdl": is_dependent}
         self._compiled[key] = self._kernel[grid](
-            *arguments,
-            **constants,
-            IS_DEPENDENT=is_dependent,
-            num_warps=num_warps,
-            num_stages=num_stages,
-            launch_pdl=is_dependent,
+            *arguments, **constants, **options, num_warps=num_warps, num_stages=num_stages
         )
 
     def _check_order(self, num_arguments: int, constants: dict[str, Hashable]) -> None:
@@ -97,7 +103,7 @@ class Launch:
         By name Triton would take any order, but a compiled kernel is called by position.
         """
         expected = self._kernel.arg_names[num_arguments:]
-        if [*constants, "IS_DEPENDENT"] != expected:
+        if [*constants, *(["IS_DEPENDENT"] if self._begins_early else [])] != expected:
             raise TypeError(f"constants {[*constants]} are not the kernel's {expected}")
 
 

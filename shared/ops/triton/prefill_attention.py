@@ -5,8 +5,8 @@ of the attention over it.  Then
 
 *   long chunks go to cuDNN, the fastest there is on Hopper.  It compiles for every shape (some
     70 ms) and its causal mask begins at the first key, so a chunk becomes a square over its own
-    tokens, padded to a multiple of 256, and the context before it is cut into pieces of 512 times
-    a power of two.  So there are few shapes, and `warm_up` can compile them all;
+    tokens, padded to a multiple of 256 or 512, and the context before it is cut into pieces of
+    512 times a power of two.  So there are few shapes, and `warm_up` can compile them all;
 *   short ones go to FlashAttention, which takes any shape;
 *   what neither takes (float32, wide heads) goes to the reference.
 """
@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 UNIT = 512
 """Tokens of the smallest piece."""
 
-SQUARE_UNIT = 256
+SQUARE_UNIT, LARGE_UNIT = 256, 512
 """Squares are multiples of so many tokens: half of it is computed in vain, on average."""
+
+MAX_SMALL_SQUARE = 2048
+"""Above, squares are multiples of the larger unit, which halves what there is to compile."""
 
 MIN_SQUARE = 1024
 """Chunks of fewer tokens take FlashAttention: padding would cost more than cuDNN saves."""
@@ -81,7 +84,7 @@ def warm_up(kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context
     pieces = [UNIT << power for power in range(max_context_len.bit_length())]
     pieces = [piece for piece in pieces if piece < max_context_len]
     context = kv_layer.new_zeros(2, max(longest, *pieces, 0), num_kv_heads, head_dim)
-    for square in range(MIN_SQUARE, longest + 1, SQUARE_UNIT):
+    for square in sorted({*map(_rounded_up, range(MIN_SQUARE, longest + 1, SQUARE_UNIT))}):
         query = kv_layer.new_zeros(square, num_heads, head_dim)
         _cudnn(query, context[:, :square], is_causal=True, scale=1.0)
         for piece in pieces:
@@ -166,4 +169,5 @@ def _pieces(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _rounded_up(length: int) -> int:
-    return -(-length // SQUARE_UNIT) * SQUARE_UNIT
+    unit = SQUARE_UNIT if length <= MAX_SMALL_SQUARE else LARGE_UNIT
+    return -(-length // unit) * unit

@@ -76,7 +76,7 @@ def test_a_killed_writer_with_its_event_pending_hurts_nobody(
     assert not pair.reader.do("is_done", slot)
     assert pair.reader.do("ask_and_compute", slot) == (False, 1000.0)
     assert pair.reader.do("read", 5) == 1.0, "the mapping outlives its maker"
-    with pytest.raises(WorkerError, match=r"PoolAllocationError.*bytes are free"):
+    with pytest.raises(WorkerError, match=r"PoolShortageError.*bytes are free"):
         successor.do("create", large, patience_s=0.0)
     closing_s = pair.reader.do("close_mapping")
     began_s = time.monotonic()

@@ -10,6 +10,7 @@ from tests.gpu.model_checks import (
     check_decode_follows_prefill,
     check_device_equals_cpu,
     check_output_rows,
+    check_padded_step,
 )
 
 pytestmark = pytest.mark.gpu
@@ -35,3 +36,9 @@ def test_every_family_s_logits_are_a_cpu_s(dtype: torch.dtype, family: str) -> N
 def test_only_the_wanted_rows_leave_the_last_layer(dtype: torch.dtype) -> None:
     """They are the same rows, and keys and values are written for all."""
     check_output_rows(dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_step_of_fixed_size_is_a_plain_one(dtype: torch.dtype) -> None:
+    """Several prompts, then more of one of them, with padding behind."""
+    check_padded_step(dtype, "cuda")

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decoded.early_step import EarlyStep
 from decoded.intake import Intake
 from decoded.lease_effects import (
     BlockCopy,
@@ -19,6 +20,7 @@ from decoded.lease_effects import (
     SendRelease,
     Unreserve,
 )
+from shared.ops.sampling import SamplingParams
 
 
 class Room:
@@ -44,10 +46,20 @@ def chunk(intake: Intake[str], first: int, blocks: list[int], total: int = 4) ->
 
 
 def handoff(
-    intake: Intake[str], blocks: list[int], total: int = 4, lease_id: int = 7
+    intake: Intake[str],
+    blocks: list[int],
+    total: int = 4,
+    lease_id: int = 7,
+    first_token: int | None = None,
 ) -> list[Effect[str]]:
     return intake.handoff(
-        lease_id=lease_id, slot=0, generation=1, blocks=blocks, total=total, request="r"
+        lease_id=lease_id,
+        slot=0,
+        generation=1,
+        blocks=blocks,
+        total=total,
+        request="r",
+        first_token=first_token,
     )
 
 
@@ -213,12 +225,9 @@ def test_seen_counts_what_reserves() -> None:
     assert intake.seen == 3
 
 
+ACTIONS = ("chunk", "last", "handoff", "abort", "cancel", "copy", "void", "start-copy", "begin")
 actions = st.lists(
-    st.tuples(
-        st.sampled_from(["chunk", "handoff", "abort", "cancel", "copy", "void", "start-copy"]),
-        st.integers(1, 4),
-    ),
-    max_size=60,
+    st.tuples(st.sampled_from([*ACTIONS, "early-done"]), st.integers(1, 4)), max_size=60
 )
 
 
@@ -229,6 +238,7 @@ def test_every_lease_ends_once_and_every_block_comes_back(
     """Whatever order messages and copies come in, nothing leaks and nothing is freed twice."""
     intake, room = make(num_blocks)
     running: list[BlockCopy] = []
+    begun: list[BlockCopy] = []
     told: dict[int, int] = {}
     adopted: set[int] = set()
 
@@ -237,7 +247,14 @@ def test_every_lease_ends_once_and_every_block_comes_back(
             match effect:
                 case Unreserve(blocks) | Pulled(_, blocks):
                     busy = {block for copy in running for block in copy.targets}
-                    assert not busy & set(blocks), "freed under a running copy"
+                    if isinstance(effect, Unreserve):  # a sequence's blocks wait for its own steps
+                        busy |= {
+                            block
+                            for copy in begun
+                            if copy.early is not None
+                            for block in copy.early.block_table
+                        }
+                    assert not busy & set(blocks), "freed under a running copy or step"
                     assert not set(blocks) & set(room.free), "freed twice"
                     room.free += blocks
                 case SendRelease(lease_id):
@@ -250,30 +267,51 @@ def test_every_lease_ends_once_and_every_block_comes_back(
                 case _:
                     pass
 
+    def end_early(copy: BlockCopy) -> None:
+        assert copy.early is not None
+        copy.early.is_in_flight = False
+        carry_out(intake.early_done(copy.lease_id))
+
     base = 0
     for name, number in actions:
         lease_id = base + number
-        if name == "chunk" and told.get(lease_id) is None:
+        if name in ("chunk", "last") and told.get(lease_id) is None:
             told[lease_id] = 1
-            carry_out(
-                intake.chunk(lease_id=lease_id, slot=0, generation=1, first=0, blocks=[50], total=3)
+            early = EarlyStep(position=0, sampling=SamplingParams()) if name == "last" else None
+            effects = intake.chunk(
+                lease_id=lease_id,
+                slot=0,
+                generation=1,
+                first=0,
+                blocks=[50],
+                total=3,
+                early=early,
             )
+            carry_out(effects)
         elif name == "handoff" and lease_id not in adopted and told.get(lease_id) != 0:
             told[lease_id] = 1
-            carry_out(handoff(intake, [50, 51], total=3, lease_id=lease_id))
+            carry_out(handoff(intake, [50, 51], total=3, lease_id=lease_id, first_token=7))
         elif name == "abort":
             carry_out(intake.abort(lease_id))
         elif name == "cancel":
             carry_out(intake.cancel(lease_id))
         elif name == "start-copy":
             running += intake.next_copies(number)
+        elif name == "early-done":
+            if begun:
+                end_early(begun.pop(0))
         elif running:
             copy = running.pop(0)
-            carry_out(intake.copied(copy, is_valid=name == "copy"))
+            if name == "begin" and copy.early is not None:
+                copy.early.token_id, copy.early.is_in_flight = 7, True
+                begun.append(copy)
+            carry_out(intake.copied(copy, is_valid=name != "void"))
     if is_link_lost:
         carry_out(intake.link_lost())
     for lease_id in told:
         carry_out(intake.abort(lease_id))
+    while begun:
+        end_early(begun.pop(0))
     while running or (fresh := intake.next_copies(4)):
         running += [] if running else fresh
         carry_out(intake.copied(running.pop(0), is_valid=True))

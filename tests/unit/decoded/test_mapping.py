@@ -102,7 +102,7 @@ def test_a_mapping_that_is_still_looked_into_is_closed_later(peer: Peer) -> None
     [
         ({"pool_bytes": 1 << 22}, "announced with 4194304 bytes"),
         ({"num_blocks": 1 << 20}, "1048576 blocks of this layout"),
-        ({"control_slots": 5}, "the control page has 32 bytes, and must have 40"),
+        ({"control_slots": 5}, "the control page has 64 bytes, and must have 80"),
         ({"proof_bytes": 4096}, "a proof of 4096 bytes does not fit"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_pool_that_cannot_be_is_refused(peer: Peer) -> None:
 
 
 def test_descriptors_in_the_wrong_order_are_no_pool(peer: Peer) -> None:
-    with pytest.raises(PoolMappingError, match="the pool has 32 bytes"):
+    with pytest.raises(PoolMappingError, match="the pool has 64 bytes"):
         PeerPool(peer.map_message(), peer.fds[::-1], LAYOUT, CPU_DEVICE)
 
 
@@ -129,12 +129,34 @@ def test_a_gpus_pool_that_does_not_open_is_refused_with_its_own_code(peer: Peer)
         peer.map_message(pool_handle=b"h" * 63, event_handles=[b"e" * 64]),
         [os.dup(fd) for fd in peer.fds],
         layout=LAYOUT,
-        device=Device(name="GPU-a", index=0),
+        device=Device(name="GPU-a", index=0, driver="13.0"),
         peer_device="GPU-a",
+        peer_driver="12.8",
         min_bandwidth_gb_s=None,
     )
     assert isinstance(refuse, wire.Refuse)
-    assert (refuse.code, refuse.ours) == ("handle", "a handle has 63 bytes, not 64")
+    assert refuse.code == "handle"
+    assert refuse.ours == "a handle has 63 bytes, not 64 (CUDA 13.0)"
+    assert (refuse.theirs, refuse.message[-25:]) == ("CUDA 12.8", "; or give both one driver")
+
+
+def test_a_gpu_that_is_not_in_this_machine_is_named(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything of it is opened; with both UUIDs, so that one sees which is wrong."""
+    monkeypatch.setattr("decoded.mapping.is_foreign", lambda _, theirs: theirs == "GPU-b")
+    refuse = map_pool(
+        peer.map_message(pool_handle=b"h" * 64, event_handles=[b"e" * 64]),
+        [os.dup(fd) for fd in peer.fds],
+        layout=LAYOUT,
+        device=Device(name="GPU-a", index=0),
+        peer_device="GPU-b",
+        peer_driver="13.0",
+        min_bandwidth_gb_s=None,
+    )
+    assert isinstance(refuse, wire.Refuse)
+    assert (refuse.code, refuse.field) == ("peer-access", "device")
+    assert (refuse.ours, refuse.theirs) == ("GPU-a", "GPU-b")
 
 
 @pytest.mark.parametrize(("floor_gb_s", "is_taken"), [(None, True), (0.0, True), (1e6, False)])
@@ -148,6 +170,7 @@ def test_the_floor_is_what_is_configured_or_goes_by_the_path(
         layout=LAYOUT,
         device=CPU_DEVICE,
         peer_device="cpu",
+        peer_driver="",
         min_bandwidth_gb_s=floor_gb_s,
     )
     if is_taken:

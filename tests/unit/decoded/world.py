@@ -307,7 +307,7 @@ class World:
                 engine=self.engine,
                 host=self.host,
                 device=CPU_DEVICE,
-                peer_device=hello.device,
+                hello=hello,
                 access=self.access,
                 turns=self.turns,
             ),

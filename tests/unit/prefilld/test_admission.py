@@ -126,6 +126,30 @@ def test_a_template_that_refuses_the_conversation_is_the_request_s_fault(
     assert "roles must alternate" in error.message
 
 
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (Generate(prompt=[1] * 2048), True),
+        (Generate(prompt=[1] * 2049), False),
+        (Generate(prompt="x" * 1024, raw=True), True),
+        (Generate(prompt="x" * 1025, raw=True), False),
+        (Generate(prompt="x"), False),
+        (Generate(prompt=[ChatMessage(role="user", content="x")]), False),
+    ],
+)
+def test_what_takes_long_to_judge_is_not_quick(
+    admission: Admission, message: Generate, *, expected: bool
+) -> None:
+    """Long texts and ids; and a chat template runs in another process."""
+    assert admission.is_quick(message) is expected
+
+
+def test_a_long_answer_to_resume_is_not_quick(admission: Admission, host: ModelHost) -> None:
+    """Its ids are hashed as well."""
+    resume = Resume(attempt=1, seed=1, fingerprint=host.fingerprint, ids=[1] * 2049)
+    assert not admission.is_quick(Generate(prompt=[1], resume=resume))
+
+
 def test_token_ids_are_taken_as_they_are(admission: Admission) -> None:
     assert admission.judge(Generate(prompt=[5, 1, 262]), ROOMY).ids == [5, 1, 262]
 

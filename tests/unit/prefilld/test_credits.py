@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prefilld.credits import CreditAccount
+from prefilld.credits import REJECT_PAUSE_NS, CreditAccount
 
 
 def test_nothing_may_be_reserved_before_decoded_said_anything() -> None:
@@ -44,3 +44,12 @@ def test_having_seen_more_than_was_sent_is_refused() -> None:
     account = CreditAccount()
     with pytest.raises(ValueError, match="saw 1 reservations, but only 0 were sent"):
         account.update(free_blocks=1, free_sequences=1, seen=1)
+
+
+def test_a_reject_is_a_reason_to_wait_for_a_moment() -> None:
+    """Decoded told of room and did not take it; asked again at once it would say the same."""
+    account = CreditAccount()
+    assert not account.are_doubted(now_ns=5)
+    account.rejected(now_ns=5)
+    assert account.are_doubted(now_ns=5 + REJECT_PAUSE_NS - 1)
+    assert not account.are_doubted(now_ns=5 + REJECT_PAUSE_NS)

@@ -136,7 +136,7 @@ def test_a_handoff_carries_the_request_and_its_connection(world: World) -> None:
             assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
             connection.detach()
         assert request.state is RequestState.SENT
-        assert (world.desk.num_ready, world.desk.num_sent) == (0, 1)
+        assert (world.desk.num_ready, world.desk.lending.num_sent) == (0, 1)
         assert not request.client.is_open, "nothing is written to it until ADOPT or REJECT"
 
     play(scene())
@@ -146,7 +146,7 @@ def test_without_a_link_requests_wait(world: World) -> None:
     async def scene() -> None:
         await world.ready()
         world.desk.pump()
-        assert (world.desk.num_ready, world.desk.num_sent) == (1, 0)
+        assert (world.desk.num_ready, world.desk.lending.num_sent) == (1, 0)
         world.open()
         world.desk.pump()
         assert world.link.handed_over == ["r1"]
@@ -350,6 +350,27 @@ def test_only_complete_blocks_are_announced_and_each_once(world: World) -> None:
         assert isinstance(second, wire.Chunk)
         assert (first.first, second.first) == (0, 2)
         assert first.lease == second.lease
+
+    play(scene())
+
+
+def test_the_last_blocks_come_with_what_decoded_begins_with(world: World) -> None:
+    """And the engine is told where decoded looks for the first token."""
+
+    async def scene() -> None:
+        world.open()
+        request = await world.running(num_tokens=10)
+        for launched in (8, 10):
+            assert request.first_token_place is None
+            request.launched_tokens = launched
+            world.desk.announce(request, event=launched)
+        first, last = world.link.of(wire.Chunk)
+        assert isinstance(first, wire.Chunk)
+        assert isinstance(last, wire.Chunk)
+        assert (first.first_step, first.event) == (None, 8)
+        assert last.first_step is not None
+        assert (last.first_step.num_tokens, last.event) == (10, 10)
+        assert request.first_token_place == (last.slot, last.generation)
 
     play(scene())
 

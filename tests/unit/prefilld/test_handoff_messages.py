@@ -6,12 +6,14 @@ import dataclasses
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from decoded.admittance import check_chunk, check_handoff
 from prefilld.clients import Client
-from prefilld.handoff_messages import chunk_message, handoff_message
+from prefilld.handoff_messages import chunk_message, first_step, handoff_message
 from prefilld.request import Request
 from protocol.codec import validate
-from protocol.messages import RequestState, Sampling, TokenLogprob
+from protocol.messages import FirstStep, LogitBias, RequestState, Sampling, TokenLogprob
 from shared.kv.layout import KVLayout
 from shared.kv.leases import Lease
 from tests.unit.prefilld.recorders import BLOCK_SIZE, EPOCH, hold_of, new_request
@@ -38,6 +40,34 @@ def test_a_chunk_names_what_was_completed_since_the_last_one() -> None:
     assert (chunk.first, chunk.blocks, chunk.total_blocks) == (1, [9], 5)
     assert chunk.event == 5
     check_chunk(chunk, LAYOUT, num_slots=2, num_events=6)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        {"sampling": Sampling(seed=3, repetition_penalty=1.5)},
+        {"sampling": Sampling(seed=3, logit_bias=[LogitBias(id=4, bias=1.0)])},
+        {"logprobs": 0},
+        {"min_tokens": 3},
+        {"max_tokens": 1},
+        {"max_tokens": 3, "resumed_ids": [9, 9]},
+    ],
+)
+def test_an_answer_of_which_handoff_must_tell_more_is_not_begun_before(
+    prompt: dict[str, object],
+) -> None:
+    request, _ = request_and_lease()
+    assert first_step(dataclasses.replace(request.prompt, **prompt)) is None  # type: ignore[arg-type]
+
+
+def test_a_chunk_tells_decoded_how_to_begin() -> None:
+    request, lease = request_and_lease()
+    sampling = Sampling(seed=3, temperature=0.5, top_k=7)
+    prompt = dataclasses.replace(request.prompt, sampling=sampling, resumed_ids=[], max_tokens=2)
+    step = first_step(prompt)
+    assert step == FirstStep(num_tokens=10, sampling=sampling)
+    chunk = chunk_message(request, lease, EPOCH, num_complete=3, event=5, first_step=step)
+    check_chunk(validate(chunk), LAYOUT, num_slots=2, num_events=6)
 
 
 def test_a_handoff_tells_everything_that_decoded_must_know() -> None:

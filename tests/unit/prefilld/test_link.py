@@ -231,7 +231,7 @@ def test_a_refused_link_is_told_once_and_tried_again(
     service: RecordingService, host: ModelHost, logs: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fault may be mended at decoded's side; the log is not to be filled meanwhile."""
-    monkeypatch.setattr("prefilld.link.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("prefilld.reconnection.FIRST_PAUSE_S", 0.001)
     refuse = wire.Refuse(code="fingerprint", field="f", ours="1", theirs="2", message="m")
 
     async def scene() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from prefilld.lost_peers import LostPeers
 from shared.daemon.instance import start_time
+from tests.support.descriptors import num_descriptors
 from tests.unit.shared.daemon.kit import run, turns
 
 
@@ -62,6 +63,30 @@ def test_each_peer_in_doubt_is_told_of_with_how_many_are_left(
         for process, num_left in zip(processes, (1, 0), strict=True):
             end(process)
             assert await gone.get() == num_left
+        peers.close()
+
+    run(scene())
+
+
+def test_a_peer_that_is_lost_again_and_again_is_watched_once(
+    processes: list[subprocess.Popen[bytes]],
+) -> None:
+    """A daemon whose links break must not run out of descriptors for it, and ends doubt once."""
+
+    async def scene() -> None:
+        gone: asyncio.Queue[int] = asyncio.Queue()
+        peers = LostPeers(loop=asyncio.get_running_loop(), on_gone=gone.put_nowait)
+        find(peers, processes[0])
+        peers.lost()
+        num_before = num_descriptors()
+        for _ in range(5):
+            find(peers, processes[0])
+            assert not peers.lost()
+        assert num_descriptors() == num_before
+        end(processes[0])
+        assert await gone.get() == 0
+        await turns()
+        assert gone.empty()
         peers.close()
 
     run(scene())

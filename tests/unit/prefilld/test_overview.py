@@ -52,6 +52,7 @@ def test_a_request_that_is_being_judged_is_in_a_queue(play: Play) -> None:
 
     async def scene(world: World) -> None:
         gate = threading.Event()
+        world.reception._admission.is_quick = lambda _: False  # type: ignore[method-assign]
         world.reception._judges.submit(gate.wait)  # a long prompt has the thread
         user = world.ask(generate(20))
         await until(lambda: world.reception.judging_since_s)

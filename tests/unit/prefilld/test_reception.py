@@ -23,9 +23,7 @@ Play = Callable[..., None]
 
 
 @pytest.fixture
-def play(
-    make_service: Callable[..., RecordingService], host: ModelHost
-) -> Iterator[Callable[..., None]]:
+def play(make_service: Callable[..., RecordingService], host: ModelHost) -> Callable[..., None]:
     """Run a scene in a world that computes nothing by itself."""
 
     def play_scene(scene: Scene, **settings: object) -> None:
@@ -40,8 +38,14 @@ def play(
 
         run(whole())
 
-    with capture_logs():
-        yield play_scene
+    return play_scene
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    """Whatever is logged."""
+    with capture_logs() as lines:
+        yield lines
 
 
 def test_accepted_tells_what_a_client_needs_to_resume(play: Play, host: ModelHost) -> None:
@@ -127,6 +131,39 @@ def test_a_full_queue_is_busy_and_says_when_to_come_back(play: Play) -> None:
     play(scene, prefilld__max_waiting=2)
 
 
+def take_nothing_for_quick(world: World) -> None:
+    """Have every request judged on the other thread."""
+    world.reception._admission.is_quick = lambda _: False  # type: ignore[method-assign]
+
+
+def test_a_quick_request_is_judged_at_once_unless_another_is_before_it(play: Play) -> None:
+    """Waking two threads takes longer; but nobody is overtaken by a shorter prompt."""
+
+    async def scene(world: World) -> None:
+        may_judge, order = threading.Event(), []
+        judge = world.reception._admission.judge
+
+        def noting_judge(message: wire.Generate, bounds: Bounds) -> Prompt:
+            order.append((message.id, threading.current_thread() is threading.main_thread()))
+            return judge(message, bounds)
+
+        world.reception._admission.judge = noting_judge  # type: ignore[method-assign]
+        for name, prompt in (("ids", [1]), ("text", "hello")):
+            user = world.ask(wire.Generate(prompt=prompt, id=name, raw=True))
+            await user.until_received(wire.Accepted)
+        world.reception._judges.submit(may_judge.wait)
+        users = [
+            world.ask(wire.Generate(prompt=prompt, id=name, raw=True))
+            for name, prompt in (("long", "ab " * 400), ("behind", [1]))
+        ]
+        await until(lambda: len(world.reception.judging_since_s) == len(users))
+        may_judge.set()
+        await users[1].until_received(wire.Accepted)
+        assert order == [("ids", True), ("text", True), ("long", False), ("behind", False)]
+
+    play(scene)
+
+
 def test_requests_that_are_being_judged_count_as_waiting(play: Play) -> None:
     """Otherwise a burst would be tokenised without bound before the queue is looked at."""
 
@@ -139,6 +176,7 @@ def test_requests_that_are_being_judged_count_as_waiting(play: Play) -> None:
             return judge(*args)
 
         world.reception._admission.judge = slow_judge  # type: ignore[method-assign]
+        take_nothing_for_quick(world)
         users = [world.ask(wire.Generate(prompt=[1])) for _ in range(3)]
         assert (await users[2].error()).code == "busy"
         assert not world.reception.is_idle
@@ -164,6 +202,7 @@ def test_a_draining_daemon_takes_nothing_new(play: Play) -> None:
 def test_a_client_that_left_while_it_was_judged_is_not_queued(play: Play) -> None:
     async def scene(world: World) -> None:
         may_judge = threading.Event()
+        take_nothing_for_quick(world)
         world.reception._judges.submit(may_judge.wait)  # the one thread is busy with another
         user = world.ask(wire.Generate(prompt="hello", raw=True))
         await until(lambda: not world.reception.is_idle)
@@ -272,7 +311,12 @@ def test_a_name_that_is_used_again_is_another_request(play: Play, host: ModelHos
     ],
 )
 def test_a_whole_answer_is_not_computed_any_further(
-    play: Play, host: ModelHost, ids: list[int], options: dict[str, Any], reason: str
+    play: Play,
+    host: ModelHost,
+    logs: list[Any],
+    ids: list[int],
+    options: dict[str, Any],
+    reason: str,
 ) -> None:
     """The client had all of it, and lost only END."""
 
@@ -285,5 +329,7 @@ def test_a_whole_answer_is_not_computed_any_further(
         await user.until(lambda: user.closed)
         ended = [name for name in world.service.metrics.snapshot() if "requests_ended" in name]
         assert ended == [f'kvpair_requests_ended_total{{reason="{reason}"}}'], "never queued"
+        told = [line for line in logs if line["event"] == "request.ended"]
+        assert [(line["reason"], line["completion_tokens"]) for line in told] == [(reason, 2)]
 
     play(scene)

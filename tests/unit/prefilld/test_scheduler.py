@@ -50,6 +50,46 @@ def test_a_long_prompt_is_cut_at_the_budget() -> None:
     assert lengths == [512, 512, 176]
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "num_cached", "expected"),
+    [
+        (16_000, 0, [4_096, 4_096, 4_096, 2_560, 1_152]),
+        (4_000, 0, [2_560, 1_440]),
+        (2_048, 0, [2_048]),
+        (2_100, 0, [1_024, 1_076]),
+        (9_000, 1_040, [4_080, 2_560, 1_320]),
+    ],
+)
+def test_a_prompt_that_is_alone_takes_large_chunks_and_a_small_last_one(
+    num_tokens: int, num_cached: int, expected: list[int]
+) -> None:
+    """Each begins where a whole piece of attention does, also behind a cached beginning."""
+    scheduler = make(token_budget=2_048, lone_budget=4_096)
+    scheduler.add(prompt := Prompt(num_tokens, num_cached))
+    scheduler.admit(always)
+    lengths = []
+    while prompt.launched_tokens < prompt.num_tokens:
+        (chunk,) = scheduler.next_step()
+        lengths.append(chunk.length)
+        prompt.launched_tokens += chunk.length
+    assert lengths == expected
+
+
+def test_a_prompt_that_is_joined_goes_back_to_the_budget() -> None:
+    """Only the chunks that are under way are large; what waits for blocks does not count."""
+    scheduler = make(token_budget=2_048, lone_budget=4_096)
+    scheduler.add(long := Prompt(100_000))
+    scheduler.add(short := Prompt(200))
+    scheduler.admit(always)
+    assert [chunk.length for chunk in scheduler.next_step()] == [4_096]
+    long.launched_tokens += 4_096
+    scheduler.admit(always)
+    assert [chunk.length for chunk in scheduler.next_step()] == [1_024, 200]
+    long.launched_tokens += 1_024
+    scheduler.remove(short)
+    assert [chunk.length for chunk in scheduler.next_step()] == [4_096]
+
+
 def test_a_short_prompt_behind_a_long_one_is_done_within_one_step() -> None:
     """The long one may take only half of the budget while somebody runs behind it."""
     scheduler = make()
@@ -92,13 +132,17 @@ def test_removing_is_safe_in_every_state() -> None:
 @given(
     lengths=st.lists(st.integers(1, 3_000), min_size=1, max_size=12),
     budget=st.integers(1, 600),
+    extra=st.sampled_from([0, 1, 100, 1_500]),
     max_running=st.integers(1, 5),
 )
 def test_every_prompt_is_computed_once_and_in_order(
-    lengths: list[int], budget: int, max_running: int
+    lengths: list[int], budget: int, extra: int, max_running: int
 ) -> None:
     """Chunks stay within the budget, never overlap, and everything ends."""
-    scheduler = make(token_budget=budget, max_waiting=12, max_running=max_running)
+    lone_budget = budget + extra
+    scheduler = make(
+        token_budget=budget, lone_budget=lone_budget, max_waiting=12, max_running=max_running
+    )
     prompts = [Prompt(length) for length in lengths]
     for prompt in prompts:
         scheduler.add(prompt)
@@ -109,7 +153,8 @@ def test_every_prompt_is_computed_once_and_in_order(
         chunks = scheduler.next_step()
         if not chunks:
             break
-        assert sum(chunk.length for chunk in chunks) <= budget
+        is_large = len(chunks) == 1 and not chunks[0].is_last
+        assert sum(chunk.length for chunk in chunks) <= (lone_budget if is_large else budget)
         for chunk in chunks:
             assert chunk.length >= 1
             assert chunk.start == chunk.request.launched_tokens

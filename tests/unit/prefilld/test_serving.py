@@ -52,14 +52,14 @@ class Gate:
         self._open = threading.Event()
         self._entered = asyncio.Event()
         loop = asyncio.get_running_loop()
-        execute = world.serving._prefiller._runner.execute
+        execute = world.serving.prefill._prefiller._runner.execute
 
         def gated(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the runner's
             loop.call_soon_threadsafe(self._entered.set)
             assert self._open.wait(20)
             return execute(*args, **options)
 
-        world.serving._prefiller._runner.execute = gated  # type: ignore[method-assign]
+        world.serving.prefill._prefiller._runner.execute = gated  # type: ignore[method-assign]
 
     async def entered(self) -> None:
         await self._entered.wait()

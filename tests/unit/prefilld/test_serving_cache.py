@@ -118,10 +118,10 @@ def test_what_is_launched_and_not_computed_is_shared_by_nobody(play: Play) -> No
     """The step may be behind another one on the GPU, or fail."""
 
     async def scene(world: World) -> None:
-        eager = world.serving._prefiller
+        eager = world.serving.prefill._prefiller
         assert isinstance(eager, EagerPrefiller)
         ahead = AheadPrefiller(eager)
-        world.serving._prefiller = ahead
+        world.serving.prefill._prefiller = ahead
         world.start()
         world.open_link()
         world.ask(generate(40))
@@ -243,7 +243,7 @@ def test_a_step_that_ends_after_its_requests_harms_nothing(play: Play) -> None:
         await gate.entered()
         world.serving.end_all(RequestError("draining", "bye", retryable=True))
         gate.open()
-        await until(lambda: not world.serving._in_flight)
+        await until(lambda: not world.serving.prefill._in_flight)
         await turns()
         counts = world.allocator.counts()
         assert (counts.cached, counts.free) == (0, counts.total - 1)

@@ -80,6 +80,7 @@ class World:
             prefiller=EagerPrefiller(ModelRunner(host.model, self.pool.kv, layout)),
             engine=engine,
             holds=self.holds,
+            control_page=self.page,
             desk=self.desk,
             casualties=self.casualties,
             metrics=metrics,
@@ -109,7 +110,7 @@ class World:
 
     def start(self) -> None:
         """Begin to compute."""
-        self.service.spawn(self.serving.prefill_loop(), name="prefill")
+        self.service.spawn(self.serving.prefill.run(), name="prefill")
 
     def open_link(self, *, blocks: int = 100, sequences: int = 8) -> None:
         self.desk.link_opened(self.link, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -305,6 +306,29 @@ def test_a_failed_turn_changes_nothing_in_a_terminal(serve: Serve, terminal: Ter
         terminal.type(f"/quit{ENTER}")
         assert terminal.wait() == 0
     assert script.turns(1) == [("user", "short")]
+
+
+def test_a_line_that_is_no_text_is_dropped_in_a_terminal(
+    echo: Echo, kvpair: Kvpair, tmp_path: Path
+) -> None:
+    """What a paste from a file in another encoding does to one line must not end the chat.
+
+    Where lines are edited, the editor drops such bytes itself; so stdout is a file here.
+    """
+    answers = tmp_path / "answers"
+    program = [sys.executable, "-c", "from shared.cli.main import main; main()", "chat"]
+    shell = ["sh", "-c", f"exec {shlex.join(program)} > {answers}"]
+    with Terminal(shell, {**kvpair.environ, "LC_ALL": "C.UTF-8"}) as terminal:
+        terminal.read_until("> ")
+        terminal.type_bytes(b"caf\xe9\r")
+        assert "a line on stdin is not UTF-8" in terminal.read_until("> ")
+        terminal.type(f"well{ENTER}")
+        terminal.read_until("tokens/s")
+        terminal.read_until("> ")
+        terminal.type(CTRL_D)
+        assert terminal.wait() == 0
+    assert answers.read_text() == "1: well\n"
+    assert len(echo.requests) == 1
 
 
 def test_a_terminal_without_a_daemon_is_told_before_the_prompt(terminal: Terminal) -> None:

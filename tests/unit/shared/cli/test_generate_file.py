@@ -147,9 +147,11 @@ def test_a_refused_line_is_an_error_of_its_own(serve: Serve, kvpair: Kvpair, pro
 
 def test_without_a_daemon_the_first_line_ends_the_run(kvpair: Kvpair, prompts: Path) -> None:
     """A failure for every line would be one and the same."""
-    code, output, errors = kvpair("generate", f"--file={prompts}", "--concurrency=3")
-    assert (code, output) == (69, "")
-    assert errors.count("\n") == 1
+    for more in ([], [f"--output={prompts.with_name('out')}"]):
+        code, output, errors = kvpair("generate", f"--file={prompts}", "--concurrency=3", *more)
+        assert (code, output) == (69, "")
+        assert errors.startswith("kvpair: no socket at ")
+        assert errors.count("\n") == 1
 
 
 def test_ctrl_c_leaves_a_file_that_is_gone_on_with(
@@ -206,7 +208,7 @@ def test_a_terminal_shows_a_bar(serve: Serve, kvpair: Kvpair, prompts: Path) -> 
         (["--file=x", "--concurrency=257"], "--concurrency"),
         (["--file=/nowhere/x"], "/nowhere/x cannot be read: No such file or directory"),
         (["--file={prompts}", "--output=/nowhere/x"], "/nowhere/x cannot be written: No such"),
-        (["--file={prompts}", "--output={folder}"], "cannot be used: Is a directory"),
+        (["--file={prompts}", "--output={folder}"], "cannot be written: Is a directory"),
     ],
 )
 def test_wrong_flags_are_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,6 +89,9 @@ def test_a_line_goes_before_the_flags() -> None:
         ({"prompt": "x", "sampling": {"top_p": 0}}, "`sampling`: Expected"),
         ({"prompt": "x", "sampling": {"cold": 1}}, "`sampling`: .*unknown field `cold`"),
         ({"prompt": [1], "system": "S"}, "`system` is a text and goes with"),
+        ({"prompt": "a\ud800"}, r"generate\.prompt: character 2 is half of a surrogate pair"),
+        ({"prompt": "a", "stop": ["\udc00"]}, r"generate\.stop\[0\]: character 1 is half"),
+        ({"prompt": "a", "system": "\udc00"}, r"generate\.prompt\[0\]\.content: character 1"),
     ],
 )
 def test_a_broken_line_is_told_what_is_wrong_with_it(body: Any, fault: str) -> None:  # noqa: ANN401
@@ -129,6 +133,24 @@ def test_a_file_that_is_not_there_has_nothing(tmp_path: Path) -> None:
     assert AnswerFile(tmp_path / "out").done(iter(LINES)) == set()
     assert AnswerFile(None).done(iter(LINES)) == set()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_plain_file_is_only_written_to(tmp_path: Path) -> None:
+    """A pipe has nothing to read yet, and a device must not be replaced by a file."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert AnswerFile(path).done(iter(LINES)) == set()
+    assert path.is_fifo()
+
+
+def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
+    """Its user put the answers elsewhere on purpose."""
+    target, link = tmp_path / "answers", tmp_path / "out"
+    target.write_text(entry(0, text="a") + "torn")
+    link.symlink_to(target)
+    assert AnswerFile(link).done(iter(LINES)) == {1}
+    assert link.is_symlink()
+    assert target.read_text() == entry(0, text="a")
 
 
 def test_answers_to_other_prompts_are_left_alone(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from protocol.messages import Status
 from shared.cli.status import flatten
+from tests.support.typed_terminal import Terminal
 
 if TYPE_CHECKING:
     from tests.unit.shared.cli.conftest import Kvpair, Peer, Script, Serve
@@ -61,14 +63,15 @@ def test_json_is_what_both_daemons_said(serve: Serve, kvpair: Kvpair) -> None:
     assert json.loads(output) == {"prefilld": PREFILLD, "decoded": DECODED}
 
 
-def test_the_table_fits_eighty_columns_and_says_whether_blocks_add_up(
+def test_the_table_has_a_row_a_line_and_says_whether_blocks_add_up(
     serve: Serve, kvpair: Kvpair
 ) -> None:
+    """In a pipe, where `grep` reads lines; a terminal folds what it has no columns for."""
     serve(telling(PREFILLD))
     serve(telling(DECODED), name="decoded")
     code, output, _ = kvpair("status")
     assert code == 0
-    assert max(map(len, output.splitlines())) <= 80
+    assert [line for line in output.splitlines() if str(PREFILLD["model"]) in line]
     rows = {line[:20].strip(): line[20:].split() for line in output.splitlines()}
     assert rows["pool leased"] == ["3", "3"]
     assert rows["pool adds up"] == ["yes", "yes"]
@@ -76,7 +79,19 @@ def test_the_table_fits_eighty_columns_and_says_whether_blocks_add_up(
     assert rows["sequences running"] == ["-", "1"]
     assert rows["link bandwidth_gb_s"] == ["8.12", "-"]
     assert "counters" not in output
-    assert "…" not in output, "a path that is cut off cannot be copied"
+
+
+def test_the_table_fits_a_terminal_of_eighty_columns(serve: Serve, kvpair: Kvpair) -> None:
+    """Folded, not cut off: a path that is cut off cannot be copied."""
+    serve(telling(PREFILLD))
+    serve(telling(DECODED), name="decoded")
+    program = [sys.executable, "-c", "from shared.cli.main import main; main()", "status"]
+    with Terminal(program, kvpair.environ | {"COLUMNS": "80"}) as terminal:
+        assert terminal.wait() == 0
+        rows = terminal.unread.splitlines()
+    assert max(map(len, rows)) <= 80
+    assert "…" not in terminal.unread
+    assert any(row.strip().startswith("pool adds up") for row in rows)
 
 
 def test_one_daemon_is_shown_when_the_other_is_away(serve: Serve, kvpair: Kvpair) -> None:

@@ -26,8 +26,12 @@ from shared.cli import restarts, supervisor
 from shared.cli.children import blocked_signals
 from shared.cli.supervisor import Command, Daemon, PairFailedError, Supervisor
 
-folder, first, second, start_timeout_s, drain_timeout_s, kill_grace_s, *command = sys.argv[1:]
+folder, first, second, start_timeout_s, drain_timeout_s, kill_grace_s, silence_s, *command = (
+    sys.argv[1:]
+)
 supervisor.KILL_GRACE_S = float(kill_grace_s)
+supervisor.SILENCE_S = float(silence_s)
+requests = Path(folder, "requests")
 restarts.FIRST_DELAY_S = 0.01
 say = lambda text: print("say:", text, file=sys.stderr, flush=True)
 with blocked_signals() as signals:
@@ -39,6 +43,7 @@ with blocked_signals() as signals:
         environ=os.environ,
         signals=signals,
         is_ready=lambda pids: set(pids) == {"first", "second"} and Path(folder, "ready").exists(),
+        num_requests=lambda name: int(requests.read_text()) if requests.exists() else None,
         say=say,
         start_timeout_s=float(start_timeout_s),
         drain_timeout_s=float(drain_timeout_s),
@@ -92,8 +97,9 @@ def start(folder: Path) -> Iterator[Start]:
         start_timeout_s: float = 30,
         drain_timeout_s: float = 30,
         kill_grace_s: float = 5,
+        silence_s: float = 30,
     ) -> subprocess.Popen[str]:
-        limits = map(str, (start_timeout_s, drain_timeout_s, kill_grace_s))
+        limits = map(str, (start_timeout_s, drain_timeout_s, kill_grace_s, silence_s))
         process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(folder), first, second, *limits, *command],
             cwd=folder,
@@ -276,6 +282,32 @@ def test_a_daemon_that_does_not_stop_is_killed(start: Start, folder: Path) -> No
     process.send_signal(signal.SIGTERM)
     assert end(process)[0] == 0
     assert all(map(is_gone, daemons))
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "said"),
+    [
+        ("2", "first may finish 2 running requests, for at most 30 s; Ctrl-C ends it at once"),
+        ("1", "first may finish 1 running request, for at most"),
+        ("0", "first is ending, for at most"),
+        (None, "first is ending, for at most"),
+    ],
+)
+def test_an_end_that_takes_long_says_what_it_waits_for(
+    start: Start, folder: Path, num_requests: str | None, said: str
+) -> None:
+    """Answers that do not run are none to wait for."""
+    if num_requests is not None:
+        (folder / "requests").write_text(num_requests)
+    process = start(
+        first=handling_sigterm("None"), drain_timeout_s=30, kill_grace_s=0.1, silence_s=0.05
+    )
+    pids(folder, 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    assert said in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 0
 
 
 def test_a_second_signal_does_not_wait_for_the_drain(start: Start, folder: Path) -> None:

@@ -48,8 +48,10 @@ def away(fault: str = "no socket at /run/kvpair/prefilld.sock") -> History:
     return made
 
 
-def draw(prefilld: History, decoded: History, width: int = 80, height: int = 24) -> list[str]:
-    screen = Screen(prefilld=prefilld, decoded=decoded, clock="12:00:00")
+def draw(
+    prefilld: History, decoded: History, width: int = 80, height: int = 24, *, is_live: bool = True
+) -> list[str]:
+    screen = Screen(prefilld=prefilld, decoded=decoded, clock="12:00:00", is_live=is_live)
     return screen.draw(width, height).plain.split("\n")
 
 
@@ -104,6 +106,12 @@ def test_what_a_daemon_said_cannot_move_the_cursor() -> None:
     hostile = {"total": 1, "first": [{"id": "\x1b[2J", "state": "\n", "tokens": 1, "of": 0}]}
     text = "\n".join(draw(away("\x1b[31m"), history(requests=hostile)))
     assert "\x1b" not in text
+
+
+def test_keys_are_told_of_where_somebody_reads_them() -> None:
+    """`--once` prints and ends; there is nothing to quit."""
+    assert draw(history(), history())[0].endswith("12:00:00  q quits")
+    assert draw(history(), history(), is_live=False)[0].endswith("12:00:00")
 
 
 def test_a_paused_screen_says_so() -> None:

@@ -51,6 +51,28 @@ def test_what_is_configured_goes_before_what_the_devices_decide(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("device", "assignments", "token_budget", "lone_budget"),
+    [
+        ("cpu", (), 512, 512),
+        ("cuda", (), 2048, 4096),
+        ("cuda", ("prefilld.token_budget=700",), 700, 1400),
+        ("cuda", ("prefilld.lone_budget=8192",), 2048, 8192),
+        ("cuda", ("prefilld.lone_budget=100",), 2048, 2048),
+    ],
+)
+def test_a_prompt_that_is_alone_gets_larger_steps_on_a_gpu(
+    tmp_path: Path,
+    device: str,
+    assignments: tuple[str, ...],
+    token_budget: int,
+    lone_budget: int,
+) -> None:
+    """Where a larger step wastes less; never smaller ones than beside others."""
+    config = resolved(tmp_path, *on(device, device), *assignments).prefilld
+    assert (config.token_budget, config.lone_budget) == (token_budget, lone_budget)
+
+
+@pytest.mark.parametrize(
     ("prefilld", "decoded", "is_one"),
     [
         ("cuda", "cuda", True),

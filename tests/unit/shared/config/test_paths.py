@@ -109,6 +109,21 @@ def test_a_path_the_kernel_cannot_bind_is_refused_with_the_number() -> None:
         client_socket({}, chosen="/a\0b")
 
 
+@pytest.mark.parametrize("folder", ["/", ".", "..", "/tmp/"])
+def test_a_folder_is_no_socket(folder: str) -> None:
+    """The slash of a path that a script put together would end in a traceback."""
+    for chosen, environ in ((folder, {}), (None, {"KVPAIR_SOCKET": folder})):
+        with pytest.raises(ConfigError, match=r"the socket path /.* is a folder; name a file"):
+            client_socket(environ, chosen=chosen)
+    assert beside(Path(folder)).name == "decoded.sock"
+
+
+def test_a_path_that_cannot_be_told_is_refused() -> None:
+    """STATUS says where decoded is, in UTF-8."""
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        client_socket({}, chosen="/a/\udcff")
+
+
 def test_a_folder_for_a_group_lets_its_members_pass(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     prepare_socket_directory(tmp_path / "run", group=group)

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from shared.daemon.devices import Device, require_device, resolve_device
 from shared.errors import EnvironmentUnsupportedError
+from shared.kv.errors import CudaNotReadyError
 from tests.support.fake_machine import Machine
 
 ONE = "GPU-aa00aa00-0000-1111-2222-333344445555"
@@ -18,6 +19,9 @@ TWO = "GPU-aa11aa11-0000-1111-2222-333344445555"
 class Gpus:
     def __init__(self, *uuids: str) -> None:
         self.uuids = uuids
+
+    def version(self) -> str:
+        return "13.0"
 
     def num_devices(self) -> int:
         return len(self.uuids)
@@ -56,6 +60,7 @@ def test_a_gpu_is_found_and_known_by_its_uuid(text: str, index: int) -> None:
     device = resolve_device(text, load=load)
     assert device == Device(name=(ONE, TWO)[index], index=index)
     assert device.torch_device == torch.device("cuda", index)
+    assert device.driver == "13.0"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,7 @@ def test_a_device_is_chosen_once_nothing_stands_in_its_way() -> None:
         ("device.noted", "mps"),
         ("device.chosen", None),
     ]
-    assert logs[-1]["uuid"] == "GPU-two"
+    assert (logs[-1]["uuid"], logs[-1]["driver"]) == ("GPU-two", "13.0")
 
 
 def test_a_device_that_the_pool_cannot_use_stops_the_start() -> None:
@@ -114,6 +119,12 @@ def test_a_driver_that_does_not_start_is_told_by_what_is_wrong() -> None:
     machine = Machine(driver_status=999, node_faults={"/dev/nvidia-uvm": "Operation not permitted"})
     with pytest.raises(EnvironmentUnsupportedError, match="nvidia-uvm does not open: Operation"):
         required("cuda", "cuda", machine)
+
+
+def test_a_driver_that_is_not_ready_yet_is_waited_for_by_another_start() -> None:
+    """At boot the fabric manager may come up after us; nothing of the machine is amiss."""
+    with pytest.raises(CudaNotReadyError, match="not ready yet"):
+        required("cuda", "cuda", Machine(driver_status=802))
 
 
 def test_a_cpu_is_not_inspected() -> None:

@@ -113,6 +113,43 @@ def test_a_batch_changes_while_steps_are_in_flight(story: Story) -> None:
     assert story.answers["c"] == story.expected("c", 4)
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0, top_k=9, seed=4)])
+@torch.inference_mode()
+def test_a_prepared_step_is_the_step_that_its_token_makes_it(
+    story: Story, sampling: SamplingParams
+) -> None:
+    """The sequence's later steps find its row and its table where the first one left them."""
+    step, later = (
+        dataclasses.replace(story.step("a", ahead=ahead), sampling=sampling) for ahead in (0, 1)
+    )
+    story.decoder.launch([step])
+    story.decoder.launch([later])
+    expected = story.decoder.collect(), story.decoder.collect()
+    story.decoder.launch([story.step("b")])
+    story.collect(["b"])
+    prepared = story.decoder.prepare(dataclasses.replace(step, token_id=None))
+    prepared.rehearse()
+    assert story.decoder.num_in_flight == 0
+    assert prepared.launch(story.answers["a"][-1])
+    story.decoder.launch([later])
+    assert (story.decoder.collect(), story.decoder.collect()) == expected
+
+
+@torch.inference_mode()
+def test_a_prepared_step_gives_way_to_another_one(story: Story) -> None:
+    prepared = story.decoder.prepare(story.step("a"))
+    story.decoder.launch([story.step("b")])
+    assert not prepared.launch(story.answers["a"][-1])
+    with pytest.raises(ValueError, match="a step is in flight"):
+        story.decoder.prepare(story.step("c"))
+    story.collect(["b"])
+    assert not prepared.launch(story.answers["a"][-1])
+    story.decoder.launch([story.step("a"), story.step("b")])
+    story.collect(["a", "b"])
+    assert story.answers["a"] == story.expected("a", 2)
+    assert story.answers["b"] == story.expected("b", 3)
+
+
 @torch.inference_mode()
 def test_a_table_that_was_replaced_is_read_anew(story: Story) -> None:
     """As when blocks of the peer were moved into the own pool."""

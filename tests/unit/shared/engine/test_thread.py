@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from shared.engine.thread import EngineThread
+from shared.kv.cuda_status import cuda_error
+from shared.kv.errors import GpuFatalError
 
 
 def fail() -> None:
@@ -54,6 +56,48 @@ def test_progress_is_counted_through_success_and_failure() -> None:
 
     engine = asyncio.run(main())
     assert (engine.num_submitted, engine.num_finished, engine.is_busy) == (2, 2, False)
+
+
+def test_a_lost_gpu_has_one_name_whatever_library_tells_of_it() -> None:
+    """Torch, CuPy and our own calls fail alike, so that the daemon's last words say what it was."""
+
+    class Foreign(RuntimeError):
+        error_code = 700
+
+    async def main() -> BaseException | None:
+        engine = EngineThread(num_threads=1)
+
+        def step() -> None:
+            raise Foreign("CUDA error: see CUDA_LAUNCH_BLOCKING")
+
+        try:
+            with pytest.raises(GpuFatalError, match="700: a kernel used an illegal") as lost:
+                await engine.run(step)
+        finally:
+            await engine.stop()
+        return lost.value.__cause__
+
+    assert type(asyncio.run(main())).__name__ == "Foreign"
+
+
+@pytest.mark.parametrize("error", [cuda_error("aCall", 719), RuntimeError("a shape is wrong")])
+def test_what_has_its_name_already_passes_as_it_is(error: RuntimeError) -> None:
+    """A second wrapping would hide which call it was, and a fault of ours is no fault of a GPU."""
+
+    async def main() -> None:
+        engine = EngineThread(num_threads=1)
+
+        def step() -> None:
+            raise error
+
+        try:
+            await engine.run(step)
+        finally:
+            await engine.stop()
+
+    with pytest.raises(type(error), match=str(error)) as raised:
+        asyncio.run(main())
+    assert raised.value is error
 
 
 def test_stop_ends_the_running_call_and_drops_the_waiting_ones() -> None:

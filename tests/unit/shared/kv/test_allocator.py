@@ -6,7 +6,13 @@ from itertools import product
 
 import pytest
 
-from shared.kv.allocator import LEGAL_MOVES, BlockAllocator, BlockCounts, BlockState
+from shared.kv.allocator import (
+    LEGAL_MOVES,
+    STATE_CODES,
+    BlockAllocator,
+    BlockCounts,
+    BlockState,
+)
 from shared.kv.errors import (
     BlockMoveError,
     IntegrityError,
@@ -150,7 +156,7 @@ def test_a_block_that_was_counted_wrongly_is_found() -> None:
     """The check counts anew instead of trusting the counters."""
     allocator = BlockAllocator(8)
     allocator.allocate(2)
-    allocator._states[1] = BlockState.LEASED
+    allocator._codes[1] = STATE_CODES[BlockState.LEASED]
     with pytest.raises(IntegrityError, match="the books say"):
         allocator.check_integrity()
 

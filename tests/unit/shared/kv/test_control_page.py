@@ -69,10 +69,41 @@ def test_a_slot_off_the_page_is_named(page: ControlPage, view: ControlPageView, 
         page.publish(slot, 1)
 
 
+def test_a_first_token_is_its_leases_alone(page: ControlPage, view: ControlPageView) -> None:
+    """What was told for an earlier lease of the slot must not begin a later one's answer."""
+    page.publish(2, 7)
+    assert view.first_token(2, 7) is None
+    page.tell_first_token(2, 7, 0)
+    assert (view.first_token(2, 7), view.first_token(2, 9), view.first_token(3, 7)) == (
+        0,
+        None,
+        None,
+    )
+    page.publish(2, 9)
+    page.tell_first_token(2, 9, 128_255)
+    assert (view.read(2), view.first_token(2, 9)) == (9, 128_255)
+    page.tell_first_token(2, 7, 5)  # late: the lease was taken back meanwhile
+    assert (view.read(2), view.first_token(2, 9)) == (9, None)
+    with pytest.raises(UnknownSlotError, match="slot 5 is not on a control page of 5"):
+        page.tell_first_token(5, 1, 1)
+    with pytest.raises(UnknownSlotError, match="slot -1 is not on a control page of 5"):
+        view.first_token(-1, 1)
+
+
+def test_generations_are_told_apart_beyond_four_bytes(
+    page: ControlPage, view: ControlPageView
+) -> None:
+    """Half of a generation stands beside the token, and it is the half that changes."""
+    page.publish(0, (1 << 40) + 5)
+    page.tell_first_token(0, (1 << 40) + 5, 11)
+    assert view.first_token(0, (1 << 40) + 5) == 11
+    assert view.first_token(0, (1 << 40) + 7) is None
+
+
 def test_a_view_of_another_length_is_refused(page: ControlPage) -> None:
     """Both sides must mean the same slot by the same number."""
     fd = page.export()
-    with pytest.raises(PoolMappingError, match="the control page has 40 bytes") as caught:
+    with pytest.raises(PoolMappingError, match="the control page has 80 bytes") as caught:
         ControlPageView.open(fd, 6)
     os.close(fd)
     assert caught.value.fault is MappingFault.SIZE

@@ -51,6 +51,15 @@ def test_an_event_is_passed_as_a_pointer() -> None:
     assert query.argtypes == [ctypes.c_void_p]
 
 
+@pytest.mark.parametrize(("number", "told"), [(13000, "13.0"), (12080, "12.8"), (11040, "11.4")])
+def test_the_version_is_told_as_people_know_it(number: int, told: str) -> None:
+    def get_version(answer: Any) -> int:  # noqa: ANN401
+        answer._obj.value = number
+        return 0
+
+    assert make_driver(cuDriverGetVersion=get_version).version() == told
+
+
 def test_a_range_is_told() -> None:
     def get_range(base: Any, size: Any, address: ctypes.c_uint64) -> int:  # noqa: ANN401
         base._obj.value, size._obj.value = address.value - 512, 1 << 40

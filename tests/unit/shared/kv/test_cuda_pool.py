@@ -6,9 +6,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from shared.kv.cuda_pool import RETRY_S, LocalCudaPool, allocate
-from shared.kv.errors import GpuFatalError, PoolAllocationError
+from shared.errors import ExitCode
+from shared.kv.cuda_pool import LocalCudaPool, allocate
+from shared.kv.errors import GpuFatalError, PoolAllocationError, PoolShortageError
 from shared.kv.layout import KVLayout
+from shared.kv.patience import RETRY_S
 from tests.support.fake_cuda import FakeCuda, FakeGpus
 
 
@@ -38,18 +40,24 @@ def test_a_pool_waits_for_a_process_that_is_ending(gpus: FakeGpus, layout: KVLay
 def test_patience_ends_and_says_who_holds_the_memory(gpus: FakeGpus, layout: KVLayout) -> None:
     old = LocalCudaPool.create(layout, device=0, runtime=FakeCuda(gpus))
     waited: list[float] = []
-    with pytest.raises(PoolAllocationError, match=r"0 of the GPU's 2097152 bytes are free; \w+"):
+    with pytest.raises(
+        PoolShortageError, match=r"0 of the GPU's 2097152 bytes are free; \w+"
+    ) as told:
         allocate(
             FakeCuda(gpus), layout, 0, ExitStack(), patience_s=10 * RETRY_S, sleep=waited.append
         )
     assert len(waited) == 10
+    assert told.value.exit_code is ExitCode.BUSY, "a service manager tries again"
     old.close()
 
 
 def test_what_can_never_fit_is_not_waited_for(gpus: FakeGpus, layout: KVLayout) -> None:
     """Ten seconds before a word about a wrong number are lost to whoever typed it."""
-    with pytest.raises(PoolAllocationError, match="cannot allocate a pool of 4194304 bytes"):
+    with pytest.raises(
+        PoolAllocationError, match="cannot allocate a pool of 4194304 bytes"
+    ) as told:
         allocate(FakeCuda(gpus), layout.with_num_blocks(5_000), 0, ExitStack(), sleep=never)
+    assert told.value.exit_code is ExitCode.CONFIG, "another start will not mend it"
 
 
 def test_a_gpu_that_fails_is_not_waited_for(gpus: FakeGpus, layout: KVLayout) -> None:

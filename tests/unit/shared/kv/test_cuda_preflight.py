@@ -30,6 +30,12 @@ def test_a_healthy_machine_has_nothing_to_say(peer: str | None) -> None:
         ),
         (Machine(torch_cuda=None), TWO, "torch", "one that is built for CUDA"),
         (Machine(cupy="No module named 'cupy'"), TWO, "cupy", "pip install 'kvpair[cuda13]'"),
+        (
+            Machine(compiler="no gcc"),
+            TWO,
+            "c-compiler",
+            "no gcc; install gcc, the C",
+        ),
         (Machine(driver_status=35), TWO, "driver", "newer driver"),
         (Machine(uuids=(TWO,)), TWO, "no-device", "sees: GPU-two; see CUDA_VISIBLE_DEVICES"),
         (Machine(uuids=()), None, "no-device", "sees: none"),

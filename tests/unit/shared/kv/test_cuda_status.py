@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import EnvironmentUnsupportedError, ExitCode
-from shared.kv.cuda_status import FATAL, OTHERS, SET_UP, as_fatal, cuda_error
-from shared.kv.errors import CudaCallError, CudaUnavailableError, GpuFatalError
+from shared.kv.cuda_status import FATAL, NOT_READY_YET, OTHERS, SET_UP, as_fatal, cuda_error
+from shared.kv.errors import (
+    CudaCallError,
+    CudaNotReadyError,
+    CudaUnavailableError,
+    GpuFatalError,
+)
 
 
 @pytest.mark.parametrize("status", [214, 700, 702, 709, 710, *range(714, 720), 810, 999])
@@ -22,7 +27,6 @@ def test_a_status_that_nothing_survives_is_fatal(status: int) -> None:
     ("status", "cure"),
     [
         (35, "newer driver"),
-        (46, "nvidia-smi -c DEFAULT"),
         (100, "CUDA_VISIBLE_DEVICES"),
         (205, "both GPUs' device nodes"),
         (217, "use one GPU for both daemons, or another pair"),
@@ -38,6 +42,18 @@ def test_a_matter_of_set_up_says_what_to_do(status: int, cure: str) -> None:
     assert str(error).startswith(f"aCall failed with CUDA error {status}: ")
 
 
+@pytest.mark.parametrize(
+    ("status", "cure"),
+    [(46, "nvidia-smi -c DEFAULT"), (802, "fabric manager"), (807, "start it"), (808, "")],
+)
+def test_what_may_pass_by_itself_is_tried_again(status: int, cure: str) -> None:
+    """A daemon that starts before the fabric manager at boot must not stay down."""
+    error = cuda_error("aCall", status)
+    assert isinstance(error, CudaNotReadyError)
+    assert error.exit_code is ExitCode.BUSY
+    assert cure in str(error)
+
+
 def test_an_unknown_status_is_told_in_the_librarys_words() -> None:
     assert str(cuda_error("aCall", 4711, "no idea")) == (
         "aCall failed with CUDA error 4711: no idea"
@@ -48,7 +64,8 @@ def test_an_unknown_status_is_told_in_the_librarys_words() -> None:
 
 def test_no_status_is_in_two_tables() -> None:
     """Which one counts would hang on their order."""
-    assert len({*FATAL, *SET_UP, *OTHERS}) == len(FATAL) + len(SET_UP) + len(OTHERS)
+    tables = FATAL, SET_UP, NOT_READY_YET, OTHERS
+    assert len(set().union(*tables)) == sum(map(len, tables))
 
 
 def test_a_foreign_exception_is_fatal_by_its_status() -> None:

@@ -30,8 +30,23 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 def test_only_what_a_user_can_mend_is_told_as_a_users_error() -> None:
     """Everything else is the peer's fault or a bug of ours, and gets its traceback."""
     told = {name for name, kind in CLASSES.items() if issubclass(kind, KvpairError)}
-    assert told == {"LayoutError", "PoolAllocationError", "CudaUnavailableError"}
-    assert errors.PoolAllocationError.exit_code is ExitCode.CONFIG
+    assert told == {
+        "CudaNotReadyError",
+        "CudaUnavailableError",
+        "LayoutError",
+        "PoolAllocationError",
+        "PoolShortageError",
+    }
+
+
+def test_what_may_pass_by_itself_is_told_by_a_code_that_is_tried_again() -> None:
+    """A service manager leaves a daemon down that ended with the other one."""
+    for passing, lasting in (
+        (errors.PoolShortageError, errors.PoolAllocationError),
+        (errors.CudaNotReadyError, errors.CudaUnavailableError),
+    ):
+        assert issubclass(passing, lasting)
+        assert (passing.exit_code, lasting.exit_code) == (ExitCode.BUSY, ExitCode.CONFIG)
 
 
 def test_an_allocation_error_says_what_to_do() -> None:

@@ -215,6 +215,13 @@ def test_the_use_of_the_cache_is_counted_in_tokens(pool: Pool) -> None:
     )
 
 
+def test_what_was_not_looked_for_is_not_missed(pool: Pool) -> None:
+    """With the cache switched off a rate of hits means nothing, and must not read as 0 %."""
+    hold = pool.holds.take(10)
+    assert hold is not None
+    assert pool.holds.cache_use.missed_tokens == 0
+
+
 def test_a_hold_ends_once(pool: Pool) -> None:
     hold = pool.compute(prompt(5))
     pool.holds.drop(hold)

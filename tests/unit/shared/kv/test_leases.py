@@ -269,10 +269,9 @@ def test_a_peer_in_doubt_is_fenced_off_and_its_blocks_are_kept_apart(state: Leas
     table = table_in(state)
     effects = table.link_lost(peer_is_gone=False, now_s=5.0, grace_s=GRACE_S)
     assert effects == [REVOKE, Quarantine(1, (3, 4))]
-    assert table.next_deadline() == 15.0
     assert table.expire(14.9) == []
     assert table.expire(15.0) == [FREE]
-    assert table.next_deadline() is None
+    assert table.expire(15.0) == []
 
 
 def test_the_news_of_the_peers_death_ends_quarantine_and_nothing_else() -> None:
@@ -311,7 +310,6 @@ def test_losing_the_link_again_prolongs_no_quarantine() -> None:
     table = table_in(LeaseState.QUARANTINED)
     table.link_restored({1})
     assert table.link_lost(peer_is_gone=False, now_s=9.0, grace_s=GRACE_S) == []
-    assert table.next_deadline() == GRACE_S
     assert table.expire(GRACE_S) == [FREE]
 
 

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shared.kv.errors import PoolAllocationError
+from shared.kv.errors import PoolAllocationError, PoolShortageError
 from shared.kv.memory import available_bytes, blocks_from_memory, require_available
+
+
+def never(_: float) -> None:
+    raise AssertionError("somebody waited")
+
 
 MEMINFO = "MemTotal:       24689152 kB\nMemFree:  1000 kB\nMemAvailable:    2048 kB\n"
 
@@ -42,11 +47,45 @@ def test_a_kernel_that_tells_nothing_bounds_nothing(tmp_path: Path) -> None:
     assert available_bytes(tmp_path, tmp_path) is None
 
 
-def test_what_can_never_fit_is_refused_with_both_numbers() -> None:
+def test_what_can_never_fit_is_refused_at_once_with_both_numbers() -> None:
     """Linux would promise it, and kill somebody once it is used."""
-    require_available(1)
-    with pytest.raises(PoolAllocationError, match=r"1125899906842624 bytes: \d+ bytes of memory"):
-        require_available(1 << 50)
+    require_available(1, sleep=never)
+    with pytest.raises(
+        PoolAllocationError, match=r"1125899906842624 bytes: \d+ bytes of mem"
+    ) as told:
+        require_available(1 << 50, sleep=never)
+    assert not isinstance(told.value, PoolShortageError)
+
+
+def test_a_limit_that_is_too_small_is_not_waited_for(tmp_path: Path) -> None:
+    """It stays as it is, whoever ends."""
+    proc, cgroup = machine(tmp_path, groups="0::/pod\n", limits={"pod": "4096"})
+    with pytest.raises(PoolAllocationError, match="4096 bytes of memory are available") as told:
+        require_available(5000, sleep=never, proc=proc, cgroup=cgroup)
+    assert not isinstance(told.value, PoolShortageError)
+
+
+def test_memory_of_a_process_that_ends_is_waited_for(tmp_path: Path) -> None:
+    """A prefilld that was killed leaves its pool to decoded, which lets go of it a moment later."""
+    proc, cgroup = machine(tmp_path, groups="0::/\n", limits={})
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            (proc / "meminfo").write_text(MEMINFO.replace(" 2048 kB", " 20480 kB"))
+
+    require_available(4 << 20, sleep=sleep, proc=proc, cgroup=cgroup)
+    assert len(pauses) == 3
+
+
+def test_memory_that_others_keep_is_a_shortage(tmp_path: Path) -> None:
+    """Another start may do, so its code is one after which it is tried."""
+    proc, cgroup = machine(tmp_path, groups="0::/\n", limits={})
+    pauses: list[float] = []
+    with pytest.raises(PoolShortageError, match=r"2097152 bytes of memory are .*holds the rest"):
+        require_available(4 << 20, patience_s=1.0, sleep=pauses.append, proc=proc, cgroup=cgroup)
+    assert len(pauses) == 10
 
 
 def test_a_pool_takes_its_share_of_the_free_memory() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shared.kv.nvml import Holder, is_nvlink, memory_holders
+from shared.kv.nvml import Holder, is_foreign, is_nvlink, memory_holders
 
 UUID = "GPU-one"
 
@@ -19,10 +19,15 @@ class NVMLError(Exception):
     pass
 
 
+class NotFoundError(NVMLError):
+    pass
+
+
 class Library(SimpleNamespace):
-    """pynvml; `fails` names the call that raises."""
+    """pynvml; `fails` names the call that raises, or the GPU that it does not know."""
 
     NVMLError = NVMLError
+    NVMLError_NotFound = NotFoundError
 
     def __init__(self, *, fails: str = "", status: int = 0) -> None:
         super().__init__(fails=fails, status=status, open=0)
@@ -38,6 +43,8 @@ class Library(SimpleNamespace):
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         if self.fails == "handle":
             raise NVMLError
+        if self.fails == uuid:
+            raise NotFoundError
         return f"handle of {uuid}"
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
@@ -112,3 +119,24 @@ def test_a_program_that_fails_or_is_missing_tells_nothing(install: Any) -> None:
 def test_two_gpus_are_linked_or_not(install: Any, status: int, answer: bool) -> None:  # noqa: ANN401
     install(Library(status=status))
     assert is_nvlink(UUID, "GPU-two") is answer
+
+
+@pytest.mark.parametrize(
+    ("fails", "answer"),
+    [("", False), ("GPU-two", True), (UUID, False), ("handle", False), ("init", False)],
+)
+def test_a_gpu_is_foreign_only_to_a_library_that_knows_ours(
+    install: Any,  # noqa: ANN401 - the fixture
+    fails: str,
+    answer: bool,
+) -> None:
+    """In a container it may see less than CUDA does."""
+    library = Library(fails=fails)
+    install(library)
+    assert is_foreign(UUID, "GPU-two") is answer
+    assert library.open == 0
+
+
+def test_without_the_library_no_gpu_is_foreign(install: Any) -> None:  # noqa: ANN401
+    install(None)
+    assert not is_foreign(UUID, "GPU-two")

@@ -12,7 +12,7 @@ import torch
 from shared.kv.errors import CopyError
 from shared.kv.layout import DTypeName, KVLayout
 from shared.kv.pool import LocalPool
-from shared.kv.pull import BlockRun, copy_blocks, runs, slice_blocks, slices
+from shared.kv.pull import BlockRun, copy_blocks, runs, slice_blocks
 
 
 @pytest.fixture
@@ -114,21 +114,6 @@ def test_neighbours_in_both_pools_are_joined() -> None:
         BlockRun(6, 1, 1),
     ]
     assert [*runs([], [])] == []
-
-
-def test_slices_are_bounded_and_lose_nothing() -> None:
-    """Whoever shares the thread waits for one slice."""
-    cut = [*slices([1, 2, 3, 4, 5], [9, 8, 7, 6, 5], 2)]
-    assert cut == [([1, 2], [9, 8]), ([3, 4], [7, 6]), ([5], [5])]
-    assert [*slices([], [], 2)] == []
-
-
-def test_slices_of_nonsense_are_refused() -> None:
-    """A slice of no blocks would never come to an end."""
-    with pytest.raises(CopyError, match="1 blocks cannot be copied to 2"):
-        slices([1], [1, 2], 1)
-    with pytest.raises(CopyError, match="a slice of 0 blocks never ends"):
-        slices([1], [1], 0)
 
 
 def test_a_slice_has_at_least_one_block(layout: KVLayout) -> None:

@@ -212,6 +212,23 @@ def test_a_failure_anywhere_ends_the_daemon_with_one(run: Run, body: str) -> Non
     assert "Traceback" in failed["exception"]
 
 
+def test_a_lost_gpu_ends_the_daemon_by_its_name(run: Run) -> None:
+    """What a library says of it sends its reader after that library; the status is the GPU's."""
+    body = (
+        "from shared.engine.thread import EngineThread\n"
+        "engine = EngineThread(num_threads=1)\n"
+        "class Foreign(RuntimeError):\n    error_code = 719\n"
+        "def step():\n    raise Foreign('set CUDA_LAUNCH_BLOCKING')\n"
+        "service.spawn(engine.run(step), name='decode')\nawait asyncio.Event().wait()"
+    )
+    with within(10):
+        code, lines = run(body).end()
+    assert code == 1, "which its supervisor restarts"
+    (failed,) = [line for line in lines if line["event"] == "daemon.failed"]
+    assert failed["error"] == "the engine failed with CUDA error 719: a kernel failed"
+    assert "CUDA_LAUNCH_BLOCKING" in failed["exception"]
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -347,7 +364,7 @@ raise EnvironmentUnsupportedError("fine")
     assert (code, lines[-2]["error"]) == (78, "fine")
 
 
-@pytest.mark.parametrize("flag", ["--help", "--version"])
+@pytest.mark.parametrize("flag", ["-h", "--help", "--version"])
 def test_help_and_version_start_nothing(run: Run, flag: str) -> None:
     daemon = run("say('started')", flag)
     output, errors = daemon.process.communicate(timeout=TIMEOUT_S)

@@ -1,0 +1,55 @@
+"""Kinds of flags whose values click alone would let through, to fail later in a traceback."""
+
+from __future__ import annotations
+
+import math
+
+import click
+
+
+class Number(click.FloatRange):
+    """A number in a range.  No range keeps NaN out, and an open one lets the infinite in."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number, or end with a usage error."""
+        number = float(super().convert(value, param, ctx))  # type: ignore[arg-type]  # it takes any
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a number that can be used.", param, ctx)
+        return number
+
+
+class Text(click.types.StringParamType):
+    """Text that the wire can carry: bytes that are no UTF-8 arrive as halves of characters."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the text, or end with a usage error."""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            self.fail(f"it is not UTF-8 (character {error.start + 1}).", param, ctx)
+        return text
+
+
+class FileName(click.Path):
+    """A path.  An empty one, which a shell makes of an unset variable, would be this folder."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Return the path, or end with a usage error."""
+        if value == "":
+            self.fail("it is empty and names no file.", param, ctx)
+        return str(value)
+
+
+TEXT, FILE_NAME = Text(), FileName()
+
+socket_option = click.option(
+    "--socket", type=FILE_NAME, metavar="PATH", help="prefilld's socket; else KVPAIR_SOCKET."
+)
+"""`--socket`, the same for every command that asks a daemon."""

@@ -1,0 +1,8 @@
+"""How commands put things for people."""
+
+from __future__ import annotations
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 turn`, `2 turns`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,0 +1,132 @@
+"""What people rely on every day, on GPUs; the checks are those of the tests on the CPU.
+
+Answers are held against one process on the CPU.  Pulled across two GPUs where there are two; read
+in place on one.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from protocol.messages import Sampling
+from tests.support.everyday import (
+    check_death_of_decoded,
+    check_death_of_prefilld,
+    check_sampling,
+    check_second_turn,
+)
+from tests.support.gpus import pair_devices
+from tests.support.kills import Recovery, asks_of, check_kills
+from tests.support.pair import Pair
+from tests.support.stops import (
+    STOP_SETTINGS,
+    check_sleeping_decoded,
+    check_sleeping_prefilld,
+    prompt_of,
+    stop_in_mid_answer,
+    stop_in_mid_prompt,
+)
+from tests.support.watched_streams import Ask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.solo import SoloEngine
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+NUM_ROUNDS = 4
+NUM_TOKENS = 1000
+"""Of a killed stream's answer: a few tenths of a second."""
+
+STREAMS = [
+    Ask(
+        prompt=prompt_of(100 + 130 * n, 10 * n),
+        max_tokens=2 * NUM_TOKENS,
+        sampling=Sampling(temperature=0.9 * (n % 2), seed=n),
+    )
+    for n in range(4)
+]
+LONG = [Ask(prompt=prompt_of(480, 100 + n), max_tokens=12) for n in range(8)]
+"""Eight chunks each, and they share the steps."""
+IN_PLACE = [Ask(prompt=prompt_of(80, 50 + n), max_tokens=NUM_TOKENS) for n in range(8)]
+
+
+@pytest.fixture(scope="module", params=["pull", "direct"])
+def access(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory, model: Path, access: str) -> Iterator[Pair]:
+    first, second = pair_devices()
+    settings = {
+        **STOP_SETTINGS,
+        "prefilld.device": first,
+        "decoded.device": second if access == "pull" else first,
+        "prefilld.token_budget": 64,
+        "pool.access": access,
+        "pool.num_blocks": 400,
+        "decoded.num_blocks": 1200,
+        "decoded.max_batch": 16,
+    }
+    with Pair(
+        tmp_path_factory.mktemp("e"), model=model, settings=settings, start_timeout_s=200
+    ) as running:
+        yield running
+
+
+def test_sampled_answers_are_those_of_one_process(pair: Pair, engine: SoloEngine) -> None:
+    """With penalties and a bias, in a batch, and resumed."""
+    check_sampling(pair, engine)
+
+
+def test_a_second_turn_is_answered_from_the_prefix_cache(pair: Pair, engine: SoloEngine) -> None:
+    check_second_turn(pair, engine)
+
+
+def test_a_decoded_that_sleeps_over_its_leases_uses_none_of_their_blocks(
+    pair: Pair, engine: SoloEngine, access: str
+) -> None:
+    """They are others' when it wakes up: chunks that it was to pull, prompts that it reads."""
+    late, stop = (LONG, stop_in_mid_prompt) if access == "pull" else (IN_PLACE, stop_in_mid_answer)
+    check_sleeping_decoded(
+        pair,
+        engine,
+        running=STREAMS,
+        late=late,
+        stop=lambda pair: stop(pair, late),
+        loses_adopted=access == "direct",
+    )
+
+
+def test_a_prefilld_that_sleeps_holds_up_only_what_it_computes(
+    pair: Pair, engine: SoloEngine
+) -> None:
+    check_sleeping_prefilld(pair, engine, running=STREAMS, late=LONG)
+
+
+def test_streams_outlive_prefilld(pair: Pair, engine: SoloEngine) -> None:
+    """Pulled ones as they are, others by moving to decoded's own pool."""
+    check_death_of_prefilld(pair, engine, STREAMS)
+
+
+def test_answers_outlive_decoded(pair: Pair, engine: SoloEngine) -> None:
+    check_death_of_decoded(pair, engine, STREAMS)
+
+
+def test_kills_of_either_daemon_change_no_answer(
+    request: pytest.FixtureRequest, pair: Pair, engine: SoloEngine, access: str
+) -> None:
+    """Eight streams and four kills of each daemon where blocks are pulled, one where they stay."""
+    recovery = Recovery()
+    num_rounds = NUM_ROUNDS if access == "pull" else 1
+    check_kills(pair, engine, recovery, asks=asks_of(NUM_TOKENS), seed=3, num_rounds=num_rounds)
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        with capture.global_and_fixture_disabled():
+            print(recovery.report(), file=sys.stderr)
