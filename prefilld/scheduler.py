@@ -151,8 +151,8 @@ class Scheduler(Generic[R]):
         """Return the most tokens that a prompt may take for itself."""
         start = request.launched_tokens
         num_left = request.num_tokens - start
-        if num_left <= self._token_budget or self._lone_budget == self._token_budget:
-            return self._token_budget
+        if num_left <= 2 * self._token_budget:
+            return self._token_budget  # two steps either way
         # At least half of the budget stays for the last chunk.
         most = num_left - max(1, self._token_budget // 2)
         length = min(self._lone_budget, most)

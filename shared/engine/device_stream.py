@@ -85,6 +85,11 @@ class DeviceStream:
         """Wait for everything that was enqueued."""
         self.mark().wait()
 
+    def follow_all(self) -> None:
+        """Come behind whatever is enqueued on other streams now: buffers that were made there."""
+        if self._stream is not None:
+            torch.cuda.synchronize(self.device)
+
     def host_tensor(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Return host memory that the device reads and writes without the host's help."""
         return torch.zeros(shape, dtype=dtype, pin_memory=self._stream is not None)

@@ -267,6 +267,7 @@ class GraphDecoder:
 
     def _capture(self) -> dict[int, Callable[[], None]]:
         """Return for each size what runs a step of it."""
+        self._stream.follow_all()
         with self._stream.current():
             fields = self._staging[0]
             fields.zero_()

@@ -122,6 +122,7 @@ class PrefillGraphs:
     def _capture(self) -> tuple[dict[int, Callable[[], None]], Callable[[], None]]:
         """Return for each size what begins a step of it, and what finishes a step of any."""
         begin: dict[int, Callable[[], None]] = {}
+        self._stream.follow_all()
         with self._stream.current():
             # The largest first: the smaller ones then find its memory.
             for places in reversed(self._places):

@@ -84,6 +84,7 @@ class SoakRun:
             (plan, resume_of(plan, solo, fingerprint=fingerprint))
             for plan, solo in self._solos.items()
         ]
+        Footprint.of(pair, devices)  # which itself takes some of a GPU's memory at its first look
         soak = Soak(pair, concurrency=CONCURRENCY)
         self.outcomes = soak.run(asks[:num_warmup])
         pair.wait_settled()

@@ -28,7 +28,7 @@ class TilePlan:
     tile_bytes: int = 16 << 10
     """Of keys, and of values, that are loaded at once."""
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 2
 
 
 WIDE_PLAN = TilePlan(num_warps=8, num_stages=2)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 NUM_ROUNDS = 4
-NUM_TOKENS = 1000
+NUM_TOKENS = 600
 """Of a killed stream's answer: a few tenths of a second."""
 
 STREAMS = [
@@ -51,9 +51,12 @@ STREAMS = [
     )
     for n in range(4)
 ]
-LONG = [Ask(prompt=prompt_of(480, 100 + n), max_tokens=12) for n in range(8)]
-"""Eight chunks each, and they share the steps."""
 IN_PLACE = [Ask(prompt=prompt_of(80, 50 + n), max_tokens=NUM_TOKENS) for n in range(8)]
+
+
+def long_asks(salt: int) -> list[Ask]:
+    """Return prompts that nobody asked before, of eight chunks each: they share the steps."""
+    return [Ask(prompt=prompt_of(480, salt + n), max_tokens=12) for n in range(8)]
 
 
 @pytest.fixture(scope="module", params=["pull", "direct"])
@@ -93,39 +96,39 @@ def test_a_decoded_that_sleeps_over_its_leases_uses_none_of_their_blocks(
     pair: Pair, engine: SoloEngine, access: str
 ) -> None:
     """They are others' when it wakes up: chunks that it was to pull, prompts that it reads."""
-    late, stop = (LONG, stop_in_mid_prompt) if access == "pull" else (IN_PLACE, stop_in_mid_answer)
+    is_pulled = access == "pull"
+    late, stop = (
+        (long_asks(100), stop_in_mid_prompt) if is_pulled else (IN_PLACE, stop_in_mid_answer)
+    )
     check_sleeping_decoded(
         pair,
         engine,
         running=STREAMS,
         late=late,
         stop=lambda pair: stop(pair, late),
-        loses_adopted=access == "direct",
+        loses_adopted=not is_pulled,
     )
 
 
 def test_a_prefilld_that_sleeps_holds_up_only_what_it_computes(
     pair: Pair, engine: SoloEngine
 ) -> None:
-    check_sleeping_prefilld(pair, engine, running=STREAMS, late=LONG)
+    check_sleeping_prefilld(pair, engine, running=STREAMS, late=long_asks(120))
 
 
-def test_streams_outlive_prefilld(pair: Pair, engine: SoloEngine) -> None:
-    """Pulled ones as they are, others by moving to decoded's own pool."""
-    check_death_of_prefilld(pair, engine, STREAMS)
-
-
-def test_answers_outlive_decoded(pair: Pair, engine: SoloEngine) -> None:
-    check_death_of_decoded(pair, engine, STREAMS)
-
-
-def test_kills_of_either_daemon_change_no_answer(
+def test_deaths_of_either_daemon_change_no_answer(
     request: pytest.FixtureRequest, pair: Pair, engine: SoloEngine, access: str
 ) -> None:
-    """Eight streams and four kills of each daemon where blocks are pulled, one where they stay."""
+    """Pulled: eight streams, and four kills of each at any moment.  In place: one of each.
+
+    Streams that read in place move to decoded's own pool when prefilld dies.
+    """
+    if access == "direct":
+        check_death_of_prefilld(pair, engine, STREAMS)
+        check_death_of_decoded(pair, engine, STREAMS)
+        return
     recovery = Recovery()
-    num_rounds = NUM_ROUNDS if access == "pull" else 1
-    check_kills(pair, engine, recovery, asks=asks_of(NUM_TOKENS), seed=3, num_rounds=num_rounds)
+    check_kills(pair, engine, recovery, asks=asks_of(NUM_TOKENS), seed=3, num_rounds=NUM_ROUNDS)
     capture = request.config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         with capture.global_and_fixture_disabled():
