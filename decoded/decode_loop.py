@@ -12,17 +12,18 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from decoded.turns import CopyJob, SwapJob, TurnResult, Turns
+from decoded.turns import CopyJob, SwapJob
 from shared.kv.pull import slice_blocks
 
 if TYPE_CHECKING:
     from decoded.adoption import AdoptionDesk
-    from decoded.early_step import EarlyStep
     from decoded.metrics import DecodeMetrics
     from decoded.scheduler import Scheduler
     from decoded.sequence import Sequence
     from decoded.sequences import SequenceBook
+    from decoded.step_result import StepResult
     from decoded.swap_desk import SwapDesk
+    from decoded.turns import TurnResult, Turns
     from shared.engine.thread import EngineThread
     from shared.kv.layout import KVLayout
 
@@ -86,8 +87,7 @@ class DecodeLoop:
         """Take turns, for ever."""
         while True:
             self._work.clear()
-            for early in self._desk.take_begun():
-                self._early_result(early)
+            self._take_early_results()
             self._end_cancelled()
             has_room = len(self._in_flight) < self._turns.depth
             batch = self._swaps.next_batch() if has_room else []
@@ -102,8 +102,8 @@ class DecodeLoop:
                 self._in_flight.append(batch)
             result = await self._engine.run(self._turns.take, steps)
             self._take_copies(result)
-            if result.token_ids is not None:
-                self._collected(self._in_flight.popleft(), result)
+            if result.step is not None:
+                self._collected(self._in_flight.popleft(), result.step)
             self._desk.links.tell_credits()
 
     def _submit_copies(self, max_bytes: int) -> None:
@@ -135,27 +135,21 @@ class DecodeLoop:
                 self._in_flight.append(done.job)
             self._desk.copied(done.job.session, copy, done)
 
-    def _collected(self, of: list[Sequence] | CopyJob, result: TurnResult) -> None:
+    def _collected(self, of: list[Sequence] | CopyJob, result: StepResult) -> None:
         """Take a step's result for whatever it was launched for."""
-        if not isinstance(of, CopyJob):
-            self._stepped(of, result)
-            return
-        early = of.copy.early
-        assert early is not None, "only such a copy has begun a step"
-        early.is_in_flight, early.result = False, result
-        if early.sequence is not None:
-            self._early_result(early)
+        if isinstance(of, CopyJob):
+            self._desk.early_done(of.session, of.copy, result)
+            self._take_early_results()
         else:
-            self._desk.early_done(of.session, of.copy.lease_id)
+            self._stepped(of, result)
 
-    def _early_result(self, early: EarlyStep) -> None:
-        assert early.sequence is not None
-        assert early.result is not None
-        self._stepped([early.sequence], early.result)
+    def _take_early_results(self) -> None:
+        """Go on with sequences that have started, and whose early steps are over."""
+        for sequence, result in self._desk.leases.take_early_results():
+            self._stepped([sequence], result)
 
-    def _stepped(self, batch: list[Sequence], result: TurnResult) -> None:
+    def _stepped(self, batch: list[Sequence], result: StepResult) -> None:
         """Send each sequence its token, and end those that are done."""
-        assert result.token_ids is not None
         voided = [
             sequence
             for sequence in batch
@@ -169,7 +163,7 @@ class DecodeLoop:
         living = [sequence for sequence in batch if self._book.is_living(sequence)]
         second = [sequence for sequence in living if not sequence.new_ids]
         for sequence in second:
-            sequence.times.first_step_ns = result.step_done_ns
+            sequence.times.first_step_ns = result.done_ns
         # Tokens before numbers: a client waits for the former.
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
             if not self._book.is_living(sequence):
@@ -183,14 +177,14 @@ class DecodeLoop:
         self._metrics.stepped(
             num_sequences=len(living),
             num_second=len(second),
-            step_s=result.step_seconds,
-            since_ns=max(0, result.step_done_ns - self._last_step_ns),
+            step_s=result.seconds,
+            since_ns=max(0, result.done_ns - self._last_step_ns),
         )
-        self._last_step_ns = max(self._last_step_ns, result.step_done_ns)
+        self._last_step_ns = max(self._last_step_ns, result.done_ns)
 
     def _end_cancelled(self) -> None:
         """Take cancelled sequences out."""
         for sequence in self._book.living:
             if sequence.is_cancelled:
-                self._desk.cancel_pull(sequence)
+                self._desk.leases.cancel(sequence)
                 self._book.end(sequence, "cancelled")

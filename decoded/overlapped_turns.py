@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decoded.early_launch import EarlyLaunch
+from decoded.step_result import StepResult
 from decoded.turns import CopyDone, CopyJob, SwapJob, TurnResult, ends_of
 from shared.clock import NS_PER_S
 
@@ -129,7 +130,7 @@ class OverlappedTurns:
                 break
             time.sleep(POLL_S)
         self._is_interrupted = False
-        return TurnResult(copies=copies, token_ids=None, step_done_ns=time.monotonic_ns())
+        return TurnResult(copies=copies, step=None)
 
     def _step_done(self, copies: list[CopyDone]) -> TurnResult:
         token_ids = self._decoder.collect()
@@ -138,12 +139,9 @@ class OverlappedTurns:
         began_ns = max(self._launched_ns.popleft(), self._last_done_ns)
         self._last_done_ns = done_ns
         self._is_interrupted = False
-        return TurnResult(
-            copies=copies,
-            token_ids=token_ids,
-            step_done_ns=done_ns,
-            step_seconds=(done_ns - began_ns) / NS_PER_S,
-        )
+        seconds = (done_ns - began_ns) / NS_PER_S
+        step = StepResult(token_ids=token_ids, done_ns=done_ns, seconds=seconds)
+        return TurnResult(copies=copies, step=step)
 
     def _look_after_copies(self) -> list[CopyDone]:
         """Launch copies whose blocks are written; return those that are over."""

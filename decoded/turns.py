@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from decoded.step_result import StepResult
+from shared.clock import NS_PER_S
 from shared.kv.pull import copy_blocks
 
 if TYPE_CHECKING:
@@ -62,12 +64,8 @@ class TurnResult:
     """What a turn found done."""
 
     copies: list[CopyDone]
-    token_ids: tuple[int, ...] | None
-    """What the oldest step in flight sampled, in its order; None where no step is done."""
-    step_done_ns: int
-    """When the host knew it, on CLOCK_MONOTONIC."""
-    step_seconds: float | None = None
-    """How long that step took, where the engine knows."""
+    step: StepResult | None
+    """What the oldest step in flight brought; None where no step is done."""
 
 
 class Turns(Protocol):
@@ -140,17 +138,15 @@ class EagerTurns:
     def take(self, steps: Sequence[DecodeStep]) -> TurnResult:
         """See `Turns.take`."""
         copies = [self._copy(self._jobs.popleft()) for _ in range(len(self._jobs))]
+        return TurnResult(copies=copies, step=self._step(steps) if steps else None)
+
+    def _step(self, steps: Sequence[DecodeStep]) -> StepResult:
         began_ns = time.monotonic_ns()
-        if steps:
-            self._decoder.launch(steps)
-        token_ids = self._decoder.collect() if self._decoder.num_in_flight else None
+        self._decoder.launch(steps)
+        token_ids = self._decoder.collect()
         done_ns = time.monotonic_ns()
-        return TurnResult(
-            copies=copies,
-            token_ids=token_ids,
-            step_done_ns=done_ns,
-            step_seconds=None if token_ids is None else (done_ns - began_ns) / 1e9,
-        )
+        seconds = (done_ns - began_ns) / NS_PER_S
+        return StepResult(token_ids=token_ids, done_ns=done_ns, seconds=seconds)
 
     def _copy(self, job: CopyJob | SwapJob) -> CopyDone:
         start_ns = time.monotonic_ns()
