@@ -1,5 +1,8 @@
 """decoded's loop: one turn after the other, each of some copies and one step for the whole batch.
 
+A step is for a whole batch, or for one lease that begins early (`early_step.py`): that the engine
+launches by itself, behind a copy, and the loop learns of it with the copy's end.
+
 The event loop's thread decides and the engine thread executes, so all state has one owner and needs
 no lock.  Where the engine allows it, a step is launched before the one before it was looked at: the
 GPU then never waits for this loop.  What such a step computes for a sequence that had ended by then
@@ -69,7 +72,8 @@ class DecodeLoop:
         """When the previous step ended."""
         self._work = asyncio.Event()
         self._in_flight: deque[list[Sequence] | CopyJob] = deque()
-        """What steps are launched for and not collected: a batch, or the lease of an early one."""
+        """What each step is for that is launched and not collected, the oldest first: a batch, or
+        the lease whose last copy brought an early one."""
         self._num_copies = 0
         """Copies that were submitted and not reported."""
         self._is_submitting = False
@@ -113,27 +117,29 @@ class DecodeLoop:
         if not self._turns.copies_beside_steps:
             max_blocks = slice_blocks(self._layout, max_bytes)
         # Swaps first: what they make free, others wait for.
+        jobs: list[CopyJob | SwapJob] = []
         for swap in self._swaps.next_swaps(max_blocks):
-            self._num_copies += 1
             max_blocks -= len(swap.sources)
-            self._turns.submit(SwapJob(swap=swap))
+            jobs.append(SwapJob(swap=swap))
         for session, copy in self._desk.next_copies(max_blocks):
-            self._num_copies += 1
-            self._turns.submit(CopyJob(session=session, copy=copy))
+            jobs.append(CopyJob(session=session, copy=copy))
+        self._num_copies += len(jobs)
+        for job in jobs:
+            self._turns.submit(job)
 
     def _take_copies(self, result: TurnResult) -> None:
+        self._num_copies -= len(result.copies)
         for done in result.copies:
-            self._num_copies -= 1
-            if isinstance(done.job, SwapJob):
-                self._swaps.swapped(done.job.swap, duration_ns=done.done_ns - done.start_ns)
-                continue
-            copy = done.job.copy
-            if done.is_complete:
-                num_bytes = len(copy.sources) * self._layout.block_bytes
-                self._metrics.copied(num_bytes=num_bytes, duration_ns=done.done_ns - done.start_ns)
-            if done.has_begun_step:
-                self._in_flight.append(done.job)
-            self._desk.copied(done.job.session, copy, done)
+            match done.job:
+                case SwapJob(swap=swap):
+                    self._swaps.swapped(swap, duration_ns=done.duration_ns)
+                case CopyJob(session=session, copy=copy):
+                    if done.is_complete:
+                        num_bytes = len(copy.sources) * self._layout.block_bytes
+                        self._metrics.copied(num_bytes=num_bytes, duration_ns=done.duration_ns)
+                    if done.has_begun_step:
+                        self._in_flight.append(done.job)
+                    self._desk.copied(session, copy, done)
 
     def _collected(self, of: list[Sequence] | CopyJob, result: StepResult) -> None:
         """Take a step's result for whatever it was launched for."""

@@ -38,12 +38,33 @@ class CopyJob:
     """The link whose pool they are in."""
     copy: BlockCopy
 
+    @property
+    def may_start(self) -> bool:
+        """Whether the blocks are written, and the lease stands."""
+        pool = self.session.peer_pool
+        return pool.is_valid(self.copy) and pool.is_written(self.copy.event)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it must not start any more, since its writer is gone or took the blocks back."""
+        return self.session.is_lost or not self.session.peer_pool.is_valid(self.copy)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SwapJob:
     """Blocks of one sequence to copy to the arena or back; they are written, and stay ours."""
 
     swap: BlockSwap[Adopted]
+
+    @property
+    def may_start(self) -> bool:
+        """See `CopyJob.may_start`."""
+        return True
+
+    @property
+    def is_void(self) -> bool:
+        """See `CopyJob.is_void`."""
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +79,11 @@ class CopyDone:
     has_begun_step: bool = False
     """The step that came with it, `job.copy.early`, is launched and in flight, alone."""
 
+    @property
+    def duration_ns(self) -> int:
+        """How long it ran."""
+        return self.done_ns - self.start_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
@@ -69,7 +95,12 @@ class TurnResult:
 
 
 class Turns(Protocol):
-    """Takes turns.  `take` is called on the engine thread, the rest on the event loop's."""
+    """Takes turns.  `take` is called on the engine thread, the rest on the event loop's.
+
+    Steps are reported in the order in which they were launched.  One may be launched that nobody
+    called `take` for: a copy's early step (`early_step.py`).  That copy's end tells of it
+    (`CopyDone.has_begun_step`), no later than what the step brought.
+    """
 
     @property
     def depth(self) -> int:
@@ -95,7 +126,7 @@ class Turns(Protocol):
         """Launch a step unless `steps` is empty, and return what is done by now.
 
         Waits for the oldest step in flight if none can be launched before it is collected; with no
-        step in flight, for a copy.
+        step in flight, for a copy.  With fewer than `depth` in flight it does not wait for steps.
         """
 
 
