@@ -1,11 +1,24 @@
-"""When prefilld is told of our room again, beside the frames that tell it anyway.  Pure."""
+"""The room that prefilld is told of, and when it is told again.  Pure.
+
+`Scheduler.room` says what it is.  Most frames to prefilld tell it by the way; `is_outdated` says
+when one has to go for its sake alone.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from protocol import messages as wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What may still be reserved."""
+
+    free_blocks: int
+    free_sequences: int
 
 
 def is_outdated(told: wire.Credits, now: wire.Credits) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from decoded.lease_effects import BlockCopy, SendReject
+from decoded.lease_effects import BlockCopy, Pulled, SendReject
 
 if TYPE_CHECKING:
     from decoded.early_step import EarlyStep
@@ -159,6 +159,19 @@ class HeldLease(Generic[R]):
         self.copy_done_ns = done_ns
         if is_valid:
             self.num_copied += len(copy.sources)
+
+    def pulled(self) -> Pulled[R]:
+        """Return what the lease comes to: it is adopted, and all is copied."""
+        assert self.request is not None, "a lease is adopted before it is pulled"
+        has_begun = self.early is not None and self.early.is_launched
+        return Pulled(
+            self.request,
+            self.targets,
+            self.copy_start_ns,
+            self.copy_done_ns,
+            in_place=self.in_place,
+            early=self.early if has_begun else None,
+        )
 
     def decline(self) -> list[int]:
         """Have no blocks any more, and wait for HANDOFF or ABORT; return the targets."""

@@ -39,7 +39,6 @@ from decoded.lease_effects import (
     Effect,
     Ignored,
     Lost,
-    Pulled,
     SendAdopt,
     SendNoChunk,
     SendReject,
@@ -77,7 +76,7 @@ class Intake(Generic[R]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no lease is left, so that no block of the mapping will be read again."""
+        """Whether no lease is left here: what is read in place is in another book."""
         return not self._leases
 
     @property
@@ -155,10 +154,10 @@ class Intake(Generic[R]):
             targets = self._reserve(total)
             if targets is None:
                 text = f"no room for a sequence of {total} blocks"
-                return self.reject(lease_id, "no-room", text, request)
+                return self._reject(lease_id, "no-room", text, request)
             lease = self._hold(lease_id, slot, generation, LeaseState.RESERVED, targets)
         if lease.state is not LeaseState.RESERVED:
-            return self.reject(lease_id, "unexpected-message", "the lease is taken", request)
+            return self._reject(lease_id, "unexpected-message", "the lease is taken", request)
         contradiction = lease.contradiction(
             slot=slot,
             generation=generation,
@@ -168,23 +167,14 @@ class Intake(Generic[R]):
             first_token=first_token,
         )
         if contradiction is not None:
-            return self.reject(lease_id, "invalid-message", contradiction, request)
+            return self._reject(lease_id, "invalid-message", contradiction, request)
         lease.adopt(request, blocks=blocks, in_place=in_place)
         return [SendAdopt(lease_id, request), *self._when_copied(lease)]
 
     def refuse(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
         """Reject a HANDOFF that cannot be adopted, whatever the room."""
         self.seen += 1
-        return self.reject(lease_id, code, message, request)
-
-    def reject(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
-        """Do not take a HANDOFF; what was reserved for it goes back, after any copy in flight."""
-        rejection = SendReject(lease_id, code, message, request)
-        lease = self._leases.get(lease_id)
-        if lease is None or lease.state is LeaseState.ADOPTED or lease.rejection is not None:
-            return [Ignored("handoff", lease_id), rejection]
-        lease.rejection = rejection  # also of a lease that is ending: one answer is enough
-        return self._end(lease)
+        return self._reject(lease_id, code, message, request)
 
     def abort(self, lease_id: int) -> list[Effect[R]]:
         """Prefilld takes the lease back; an adopted one is ours to finish, and is released then."""
@@ -274,17 +264,19 @@ class Intake(Generic[R]):
         """An adopted lease of which nothing is left to copy ends in a started sequence."""
         if lease.state is not LeaseState.ADOPTED or not lease.is_copied:
             return []
-        assert lease.request is not None
         del self._leases[lease.lease_id]
-        pulled = Pulled(
-            lease.request,
-            lease.targets,
-            lease.copy_start_ns,
-            lease.copy_done_ns,
-            in_place=lease.in_place,
-            early=lease.early if lease.early is not None and lease.early.is_launched else None,
-        )
-        return [pulled] if lease.in_place else [*self._release(lease), pulled]
+        # What is read in place is released when its sequence has left.
+        released = [] if lease.in_place else self._release(lease)
+        return [*released, lease.pulled()]
+
+    def _reject(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
+        """Do not take a HANDOFF; what was reserved for it goes back, after any copy in flight."""
+        rejection = SendReject(lease_id, code, message, request)
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is LeaseState.ADOPTED or lease.rejection is not None:
+            return [Ignored("handoff", lease_id), rejection]
+        lease.rejection = rejection  # also of a lease that is ending: one answer is enough
+        return self._end(lease)
 
     def _end(self, lease: HeldLease[R]) -> list[Effect[R]]:
         lease.state = LeaseState.ENDING

@@ -23,9 +23,9 @@ these is collected.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from decoded.credits import Room
 from decoded.schedulable import Schedulable
 from decoded.swap_book import AfterCopy, BlockSwap, SwapBook
 
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
     from shared.kv.allocator import BlockAllocator
 
 S = TypeVar("S", bound=Schedulable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What may still be reserved."""
-
-    free_blocks: int
-    free_sequences: int
 
 
 class Scheduler(Generic[S]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from decoded.scheduler import Room, Scheduler
+from decoded.credits import Room
+from decoded.scheduler import Scheduler
 from decoded.swap_book import AfterCopy
 from shared.kv.allocator import BlockAllocator
 from tests.unit.decoded.batches import FakeSequence
