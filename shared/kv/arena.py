@@ -10,7 +10,7 @@ import mmap
 from typing import TYPE_CHECKING
 
 from shared.kv.cuda_runtime import CupyRuntime
-from shared.kv.errors import PoolAllocationError
+from shared.kv.errors import CudaCallError, GpuFatalError, PoolAllocationError
 from shared.kv.layout import RESERVED_BLOCK
 from shared.kv.memory import available_bytes
 from shared.kv.pool import LocalPool, MappedPool
@@ -67,6 +67,29 @@ def local_arena(pool: KVLayout, *, max_bytes: int) -> LocalPool | None:
 
     layout = arena_layout(pool, max_bytes=max_bytes, read_available=left)
     return None if layout is None else LocalPool(layout)
+
+
+def pinned_arena(
+    pool: KVLayout, *, max_bytes: int, runtime: CudaRuntime | None = None
+) -> PinnedArena | str | None:
+    """Return the arena of a daemon on a GPU, or why there is none; None where it has no room.
+
+    Without it answers that must make room break off, which is no reason not to serve at all.
+
+    Args:
+        pool: The layout of its pool.
+        max_bytes: What the arena may take.
+        runtime: CUDA; None loads it.
+
+    Raises:
+        GpuFatalError: The GPU is lost.
+    """
+    try:
+        return PinnedArena.create(pool, max_bytes=max_bytes, runtime=runtime)
+    except GpuFatalError:
+        raise
+    except (CudaCallError, PoolAllocationError) as error:
+        return str(error)
 
 
 class PinnedArena(MappedPool):
