@@ -10,7 +10,7 @@ from decoded.turns import EagerTurns
 from shared.engine.block_puller import CudaPuller
 from shared.engine.decoding import EagerDecoder
 from shared.engine.graph_decoder import GraphDecoder
-from shared.engine.host_copies import HostCopies
+from shared.engine.run_copies import RunCopies
 from shared.engine.runner import ModelRunner
 from shared.kv.arena import GIB, local_arena, pinned_arena
 from shared.kv.cuda_pool import LocalCudaPool
@@ -79,6 +79,6 @@ def _path_between(pool: KVPool, arena: KVPool) -> ArenaPath:
     return ArenaPath(
         pool=pool.kv,
         arena=arena.kv,
-        out=HostCopies(arena.kv, device),
-        back=HostCopies(pool.kv, device),
+        out=RunCopies(arena.kv, device),
+        back=RunCopies(pool.kv, device),
     )
