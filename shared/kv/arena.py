@@ -95,7 +95,7 @@ def pinned_arena(
 class PinnedArena(MappedPool):
     """The arena of a daemon on a GPU.
 
-    Making it takes the kernel the time to find and clear all of its memory, about a second for
+    Making it takes the kernel the time to find and clear all of its memory, 1.3 s for
     4 GiB; nothing is taken later.  Every call belongs on the engine thread.
     """
 
