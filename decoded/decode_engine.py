@@ -10,7 +10,7 @@ from decoded.turns import EagerTurns
 from shared.engine.block_puller import CudaPuller
 from shared.engine.decoding import EagerDecoder
 from shared.engine.graph_decoder import GraphDecoder
-from shared.engine.host_copies import HostCopies
+from shared.engine.run_copies import RunCopies
 from shared.engine.runner import ModelRunner
 from shared.kv.arena import GIB, PinnedArena, local_arena
 from shared.kv.cuda_pool import LocalCudaPool
@@ -56,7 +56,8 @@ def make_decode_engine(host: ModelHost, device: Device, config: Config) -> Decod
         PoolPair.of(cuda_pool.kv),
         layout,
         max_batch=config.decoded.max_batch,
-        max_context_len=min(host.spec.max_context_tokens, layout.num_blocks * layout.block_size),
+        # Not what the own pool holds: with direct access most of a context is in the peer's.
+        max_context_len=host.spec.max_context_tokens,
     )
     pinned = PinnedArena.create(layout, max_bytes=swap_bytes)
     turns = OverlappedTurns(
@@ -73,6 +74,6 @@ def _path_between(pool: KVPool, arena: KVPool) -> ArenaPath:
     return ArenaPath(
         pool=pool.kv,
         arena=arena.kv,
-        out=HostCopies(arena.kv, device),
-        back=HostCopies(pool.kv, device),
+        out=RunCopies(arena.kv, device),
+        back=RunCopies(pool.kv, device),
     )

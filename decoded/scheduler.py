@@ -6,15 +6,14 @@ one for the next token: it gets another when it needs it.
 
 Where no block is free, the sequence that was adopted last makes room: its blocks are copied to the
 arena (`swap_book.py`) and it comes back, oldest first, when there is room again.  The oldest is
-never chosen, so whatever was adopted also finishes.  Whoever waits for a block sits out steps
-meanwhile.  Where the arena is full, the sequence is given up (`take_dropped`), and its client asks
-for the rest.
+never chosen, so whatever was adopted also finishes.  Who waits for a block sits out steps
+meanwhile.  Where the arena is full, it is given up (`take_dropped`), and its client asks again.
 
 Room.  What is told to prefilld leaves a block for each sequence that runs or is about to, so that
 their growth does not at once undo what was let in; and it is nothing while somebody is swapped out:
 what was adopted first comes first.  `reserve` itself does not insist on those spare blocks.
-Several hand-offs may be on their way under one word of ours, and each makes the spare blocks
-more by one; were they held against it, the last of them would be rejected for nothing.
+Several hand-offs may be on their way under one word of ours; each makes the spare blocks one more,
+and were they held against it, the last would be rejected for nothing.
 
 A step may be launched before the one before it is looked at, so a sequence can end, or be moved
 out, while steps that write its blocks are in flight; those blocks are touched when the last of
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shared.kv.allocator import BlockAllocator
-
 
 S = TypeVar("S", bound=Schedulable)
 
@@ -200,7 +198,7 @@ class Scheduler(Generic[S]):
         """
         while (candidate := self._swaps.next_back()) is not None:
             sequence, num_blocks = candidate
-            num_active = self._num_reserved + len(self._running)
+            num_active = self._num_reserved + len(self._running) + self._swaps.num_returning
             num_spare = num_active + 1 if num_active else 0
             if self._allocator.num_free < num_blocks + num_spare:
                 break
@@ -239,7 +237,6 @@ class Scheduler(Generic[S]):
         if not self._swaps.has_room(num_blocks + (len(sequence.blocks) if is_running else 0)):
             return None
         if is_running:
-            self._running.remove(sequence)
             self._preempt(sequence)
         self._swaps.hold(sequence)
         return self._swaps.take(num_blocks)
@@ -265,9 +262,10 @@ class Scheduler(Generic[S]):
         """
         needy = self._running[index]
         while self._num_coming < num_short:
-            candidates = [each for each in self._running[max(1, index) :] if not each.is_moving]
             if len(needy.blocks) == self.capacity:
-                candidates = [needy]  # it has the whole pool, so waiting would never end
+                self._drop(needy)  # nobody is left to make room for it
+                return True
+            candidates = [each for each in self._running[max(1, index) :] if not each.is_moving]
             if not candidates:
                 return False
             fitting = (
@@ -275,12 +273,9 @@ class Scheduler(Generic[S]):
             )
             victim = next(fitting, None)
             if victim is not None:
-                self._running.remove(victim)
                 self._preempt(victim)
             else:
-                victim = candidates[-1]
-                self._running.remove(victim)
-                self._dropped.append(victim)
+                self._drop(victim := candidates[-1])
             if victim is needy:
                 return True
         return False
@@ -291,7 +286,12 @@ class Scheduler(Generic[S]):
         going = (*self._leaving, *self._dropped)
         return self._swaps.num_coming + sum(len(sequence.blocks) for sequence in going)
 
+    def _drop(self, sequence: S) -> None:
+        self._running.remove(sequence)
+        self._dropped.append(sequence)
+
     def _preempt(self, sequence: S) -> None:
+        self._running.remove(sequence)
         self._swaps.add(sequence)
         self._preempted.append(sequence)
 

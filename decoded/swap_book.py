@@ -110,6 +110,11 @@ class SwapBook(Generic[S]):
             if swap.state in (SwapState.WAITING, SwapState.OUT)
         )
 
+    @property
+    def num_returning(self) -> int:
+        """Sequences that are on their way back into the pool."""
+        return sum(swap.state is SwapState.IN for swap in self._swaps.values())
+
     def has_room(self, num_blocks: int) -> bool:
         """Whether so many more blocks fit the arena."""
         return self._arena is not None and self._arena.num_free >= num_blocks

@@ -3,7 +3,8 @@
 decoded tells its room absolutely, in every frame, together with how many reserving frames
 (first CHUNKs and HANDOFFs) it had read when it counted.  What prefilld sent since is not in that
 count yet, so it is subtracted here until a later frame says that it was seen.  Neither side can
-so promise the same room twice, whatever crosses whatever on the wire.
+so promise the same room twice, whatever crosses whatever on the wire.  Answers that grow may take
+it before we do; then decoded rejects, and tells what is left.
 """
 
 from __future__ import annotations

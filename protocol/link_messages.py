@@ -72,7 +72,8 @@ class Credits(Part, frozen=True, kw_only=True):
     """What decoded can still take, absolutely, as of the reservations it has `seen`.
 
     prefilld subtracts what it has reserved since; so a frame that crossed one of ours on
-    the wire can never promise the same room twice.
+    the wire can never promise the same room twice.  Answers take blocks meanwhile: a HANDOFF that
+    comes when they are gone is rejected with `no-room`, and sent again later.
     """
 
     free_blocks: Count
@@ -251,7 +252,7 @@ class Release(_Answer, tag="release", frozen=True, kw_only=True):
 
 
 class CreditUpdate(Message, tag="credit", frozen=True, kw_only=True):
-    """Room came free at decoded while nothing else was due to say so."""
+    """Room came free at decoded, or is gone, while nothing else was due to say so."""
 
     credits: Credits
 

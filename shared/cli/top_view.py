@@ -148,7 +148,7 @@ class Screen:
         row = Text(f"{'queues':<{LABEL_COLUMNS}}")
         for history, names in (
             (self.prefilld, ("waiting", "ready", "sent")),
-            (self.decoded, ("pulling", "unsent")),
+            (self.decoded, ("pulling", "swapped", "unsent")),
         ):
             lengths = history.last.samples.by("kvpair_queue_requests", "queue")
             ages_s = history.last.samples.by("kvpair_queue_oldest_seconds", "queue")

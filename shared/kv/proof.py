@@ -114,20 +114,24 @@ def _gpu_bandwidth(memory: Tensor) -> float:
 
     Args:
         memory: [num_bytes] uint8 on a GPU, perhaps another's seen through a mapping.
+
+    Little memory is read as often as makes up a reading: of a kernel of some microseconds most is
+    its start, and a whole path would seem slow.
     """
     item_bytes = torch.int64.itemsize
     length = min(len(memory), GPU_READING_BYTES) // item_bytes * item_bytes
+    num_times = GPU_READING_BYTES // length
     with torch.cuda.device(memory.device):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         shortest_ms = float("inf")
         # One more, which loads the kernel and lets the driver set up the path.
         for window in (memory[:length], *_windows(memory, length)):
             began.record()
-            window.view(torch.int64).sum()
+            window.view(torch.int64).expand(num_times, -1).sum()
             ended.record()
             ended.synchronize()
             shortest_ms = min(shortest_ms, began.elapsed_time(ended))
-    return length / max(shortest_ms, GPU_TICK_MS) / 1e6
+    return num_times * length / max(shortest_ms, GPU_TICK_MS) / 1e6
 
 
 def _windows(memory: Tensor, length: int) -> Iterator[Tensor]:

@@ -130,7 +130,9 @@ class Preemption(RuleBasedStateMachine):
     @precondition(lambda self: self.moving_out)
     @rule()
     def let_go(self) -> None:
-        self.scheduler.moved_out(*self.moving_out.pop(0))
+        """The copy is over; of a sequence that has ended meanwhile, nothing comes of it."""
+        if self.moving_out[0][0] in self.living:
+            self.scheduler.moved_out(*self.moving_out.pop(0))
 
     def end(self, sequence: FakeSequence) -> None:
         self.living.remove(sequence)
@@ -156,8 +158,8 @@ class Preemption(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Whatever is left comes to its end, and then every block and place is free."""
-        self.moving_out, held = [], self.moving_out
-        for sequence, places in held:
+        for sequence, places in [each for each in self.moving_out if each[0] in self.living]:
+            self.moving_out.remove((sequence, places))
             self.scheduler.moved_out(sequence, places)
         for blocks in self.reserved:
             self.scheduler.unreserve(blocks)

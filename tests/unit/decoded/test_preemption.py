@@ -147,6 +147,60 @@ def test_who_is_not_wanted_any_more_leaves_from_wherever_it_is(play: Play, how: 
     play(scene)
 
 
+def test_the_end_of_the_link_is_nothing_to_who_is_out(play: Play, host: ModelHost) -> None:
+    """What was pulled is ours, wherever it is."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        prefilld, session = await world.linked()
+        users = await until_swapped(world, prefilld)
+        prefilld.socket.close()
+        await until(lambda: world.tick() or not session.is_mapped)
+        for number, user in enumerate(users):
+            await user.until_received(wire.End)
+            assert answer_of(user) == expected(host, number)
+        await world.settled()
+
+    play(scene)
+
+
+def test_a_daemon_that_stops_tells_those_who_are_out_as_well(play: Play) -> None:
+    """Its drain is over; blocks under a copy are free when the copy is."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        prefilld, _ = await world.linked()
+        users = await until_swapped(world, prefilld)
+        for sequence in world.book.living:
+            world.book.fail(sequence, "draining", "decoded is shutting down")
+        for user in users:
+            error = await user.until_received(wire.Error)
+            assert isinstance(error, wire.Error)
+            assert error.code == "draining"
+        await world.settled()
+
+    play(scene)
+
+
+def test_a_client_that_takes_nothing_is_cut_off_while_it_is_out(play: Play) -> None:
+    """It holds places in the arena that others wait for."""
+
+    async def scene(world: World) -> None:
+        world.start()
+        prefilld, _ = await world.linked()
+        users = await until_swapped(world, prefilld)
+        out = world.scheduler.swapped[-1]
+        out.stream.close()  # as `close_stalled` does
+        for number, user in enumerate(users, 1):
+            if number != out.lease_id:
+                await user.until_received(wire.End)
+        await world.settled()
+        ended = Exposition(world.service.metrics.exposition())
+        assert ended['kvpair_requests_ended_total{reason="gone"}'] == 1
+
+    play(scene)
+
+
 def test_operators_see_who_is_out_and_for_how_long(play: Play) -> None:
     async def scene(world: World) -> None:
         overview = overview_of(world)

@@ -264,9 +264,10 @@ def test_where_no_arena_has_room_the_youngest_is_given_up(num_arena: int) -> Non
     assert batch.scheduler.num_running == 1
 
 
-def test_a_sequence_that_outgrows_the_whole_pool_is_given_up() -> None:
-    """It was moved in from a larger pool: waiting for another block would never end."""
-    batch = Batch(4, num_arena=0)
+@pytest.mark.parametrize("num_arena", [0, 10])
+def test_a_sequence_that_outgrows_the_whole_pool_is_given_up(num_arena: int) -> None:
+    """It was moved in from a larger pool: out and back it would go, for ever."""
+    batch = Batch(4, num_arena=num_arena)
     alone = batch.start_full(4)
     assert batch.scheduler.next_batch() == []
     assert batch.scheduler.take_dropped() == [alone]
@@ -315,6 +316,20 @@ def test_who_is_moved_in_is_not_preempted_meanwhile() -> None:
     young.is_moving = True
     assert batch.scheduler.next_batch() == [young]
     assert batch.scheduler.swapped == ()
+
+
+def test_who_is_on_the_way_back_is_left_room_to_grow() -> None:
+    """Three small ones that come back at once would else fill the pool, and one would go again."""
+    batch = Batch(7)
+    small = [batch.start(2) for _ in range(3)]
+    for sequence in small:
+        assert batch.scheduler.move_out(sequence, 0) == []
+    batch.copy_all()
+    for sequence in small:
+        batch.scheduler.moved_out(sequence, [])
+    swaps = batch.scheduler.next_swaps(100)
+    assert [len(swap.targets) for swap in swaps] == [2, 2]
+    assert batch.pool.num_free == 3
 
 
 # --- ends --------------------------------------------------------------------------------------

@@ -98,6 +98,21 @@ def test_tokens_that_the_host_never_saw_lead_to_the_same_answers(story: Story) -
 
 
 @torch.inference_mode()
+def test_a_table_may_grow_and_its_blocks_may_move(story: Story) -> None:
+    """A block is added when it is needed; who made room comes back into other blocks."""
+    story.tables["a"] = [3, 1]
+    for table in ([3, 1], [3, 1], [3, 1, 8], [3, 1, 8], [3, 5, 8], [5, 3, 8], [5, 3, 8, 2]):
+        if table != story.tables["a"]:
+            moved = [(old, new) for old, new in zip(story.tables["a"], table, strict=False)]
+            contents = story.pool.kv[[old for old, _ in moved]].clone()
+            story.pool.kv[[new for _, new in moved]] = contents
+            story.tables["a"] = table
+        story.decoder.launch([story.step("a")])
+        story.collect(["a"])
+    assert story.answers["a"] == story.expected("a", 8)
+
+
+@torch.inference_mode()
 def test_a_batch_changes_while_steps_are_in_flight(story: Story) -> None:
     """`a` leaves, `c` joins in its row, `b` moves: each goes on with its own token."""
     story.decoder.launch([story.step("a"), story.step("b")])
