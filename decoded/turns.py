@@ -95,7 +95,7 @@ class TurnResult:
 
 
 class Turns(Protocol):
-    """Takes turns.  `take` is called on the engine thread, the rest on the event loop's.
+    """Takes turns.  `take` and `set_peer` are called on the engine thread, the rest on the loop's.
 
     Steps are reported in the order in which they were launched.  One may be launched that nobody
     called `take` for: a copy's early step (`early_step.py`).  That copy's end tells of it
@@ -114,7 +114,7 @@ class Turns(Protocol):
         """Have blocks copied; `take` reports it."""
 
     def set_peer(self, kv: Tensor | None) -> None:
-        """Read blocks of a peer's pool in place, or of none any more; on the engine thread.
+        """Read blocks of a peer's pool in place, or of none any more.
 
         With None, no step that reads one is in flight.
         """
@@ -125,8 +125,9 @@ class Turns(Protocol):
     def take(self, steps: Sequence[DecodeStep]) -> TurnResult:
         """Launch a step unless `steps` is empty, and return what is done by now.
 
-        Waits for the oldest step in flight if none can be launched before it is collected; with no
-        step in flight, for a copy.  With fewer than `depth` in flight it does not wait for steps.
+        Waits for the oldest step in flight where `steps` is empty or `depth` are in flight, and
+        with none in flight for a copy.  With room for another step it comes back earlier for the
+        end of a copy, or where it is interrupted.
         """
 
 
