@@ -235,7 +235,7 @@ class Decoded:
         }
         parts = self._parts
         if parts is None:
-            unknown = ("fingerprint", "epoch", "pool", "sequences", "link", "requests")
-            return status | dict.fromkeys(unknown)
+            unknown = ("fingerprint", "epoch", "pool", "sequences", "swap", "slots")
+            return status | dict.fromkeys((*unknown, "link", "requests"))
         told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
         return status | told | parts.overview.status()

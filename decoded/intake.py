@@ -122,7 +122,9 @@ class Intake(Generic[R]):
                 return [SendNoChunk(lease_id)]
         if lease.state is not LeaseState.RESERVED:
             return []  # a CHUNK that crossed our NOCHUNK, or one of a lease that is ending
-        if first != len(lease.sources) or len(lease.sources) + len(blocks) > len(lease.targets):
+        is_behind_last = lease.early is not None  # whose step may run by now
+        has_room = len(lease.sources) + len(blocks) <= len(lease.targets)
+        if is_behind_last or first != len(lease.sources) or not has_room:
             return [Ignored("chunk", lease_id)]
         lease.add_sources(blocks, event)
         if early is not None:
