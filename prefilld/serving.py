@@ -42,6 +42,9 @@ _TOO_LONG = {
 REQUEUED_CODES = frozenset({"fd-lost", "no-room", "draining"})
 """REJECTs in which nothing is wrong with the request itself: it waits for its next turn."""
 
+OUR_FAULTS = frozenset({"internal", "poisoned", "timeout"})
+"""Codes that an operator should see; other requests fail by their clients' doing, or come again."""
+
 
 class Serving:
     """All requests that are prefilld's.
@@ -136,7 +139,8 @@ class Serving:
         """Tell a client that its request failed; it has no id before it was accepted."""
         self._metrics.failed.labels(error.code).inc()
         known = {} if request_id is None else {"request_id": request_id}
-        self._service.log.info("request.failed", code=error.code, reason=error.message, **known)
+        log = self._service.log.warning if error.code in OUR_FAULTS else self._service.log.info
+        log("request.failed", code=error.code, reason=error.message, **known)
         client.finish(
             wire.Error(
                 code=error.code,

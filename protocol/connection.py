@@ -30,6 +30,9 @@ from protocol.states import (
     State,
 )
 
+REQUESTS = frozenset({"generate", "check"})
+"""What prefilld's socket is for; clients that take decoded's for it send these there."""
+
 
 class Connection:
     """What one end knows about a connection.
@@ -127,7 +130,12 @@ class Connection:
             kind = body.get("type")
             if isinstance(kind, str) and kind in MESSAGE_TYPES:
                 if MESSAGE_TYPES[kind] not in INCOMING[self.role].__args__:
-                    raise UnexpectedMessageError(message=kind, state=self._place()) from None
+                    is_lost = self.role is Role.DECODED_CLIENT and kind in REQUESTS
+                    raise UnexpectedMessageError(
+                        message=kind,
+                        state=self._place(),
+                        hint="this is decoded's socket, prefilld's takes requests" * is_lost,
+                    ) from None
                 if MESSAGE_TYPES[kind] is Hello:
                     self._blame_version(body.get("version"))
             raise

@@ -134,8 +134,10 @@ class UnexpectedMessageError(RemoteProtocolError):
 
     code = "unexpected-message"
 
-    def __init__(self, *, message: str, state: str) -> None:
-        super().__init__(f"{message} may not arrive in state {state}")
+    def __init__(self, *, message: str, state: str, hint: str = "") -> None:
+        """Say what came and where; `hint` tells the sender what to do instead."""
+        told = f"{message} may not arrive in state {state}"
+        super().__init__(f"{told}; {hint}" if hint else told)
         self.message, self.state = message, state
 
 

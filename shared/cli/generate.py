@@ -77,8 +77,9 @@ def generate(
 
     PROMPT is the text; "-", or none where stdin is no terminal, reads it from stdin.
 
-    A line of --file is a JSON string, or an object with "prompt" and what else a request may say;
-    a run that was interrupted goes on with the lines that --output does not answer.
+    A line of --file is a JSON string, or an object with "prompt", a text or a list of chat
+    messages, and what else a request may say; a run that was interrupted goes on with the lines
+    that --output does not answer.
     """
     if raw and system is not None:
         raise UsageError("--system needs the chat template that --raw leaves out")
@@ -94,7 +95,9 @@ def generate(
     }
     if file is not None:
         if prompt is not None or system is not None or as_json or no_stream:
-            raise UsageError("--file takes prompts and messages from its lines, and writes JSON")
+            raise UsageError(
+                "--file takes prompts and system messages from its lines, and writes JSON"
+            )
         return generate_file(
             Client(client_socket(os.environ, chosen=socket)),
             options,

@@ -65,12 +65,18 @@ def _print_table(answers: dict[str, dict[str, object]]) -> None:
     table = Table("", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in answers:
         table.add_column(name, overflow="fold")
-    for key in dict.fromkeys(key for column in columns for key in column):
+    for key in _together([key for column in columns for key in column]):
         table.add_row(key, *(column.get(key, "-") for column in columns))
     console = Console(file=sys.stdout, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:  # whoever reads lines wants each row on one
         console.width = PIPE_COLUMNS
     console.print(table)
+
+
+def _together(keys: list[str]) -> list[str]:
+    """Return every key once, rows of one part beside each other even where one daemon has more."""
+    parts = list(dict.fromkeys(key.partition(" ")[0] for key in keys))
+    return sorted(dict.fromkeys(keys), key=lambda key: parts.index(key.partition(" ")[0]))
 
 
 def flatten(answer: dict[str, object]) -> dict[str, str]:

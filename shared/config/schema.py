@@ -118,7 +118,7 @@ class DecodedConfig(Section, frozen=True, kw_only=True):
     """As for prefilld, of decoded's own pool."""
     num_blocks: NumBlocks = 0
     """Of decoded's own pool, into which blocks are pulled; on a CPU its memory is taken as it is
-    written.  0: as for prefilld's."""
+    written.  0: what it means for prefilld's pool, whatever size that one is given."""
     max_batch: Annotated[int, Meta(ge=0, le=4096)] = 0
     """Sequences a step.  0: 32 on a CPU, 128 on a GPU."""
     swap_gib: Annotated[float, Meta(ge=0.0, le=65_536.0)] = 4.0

@@ -48,7 +48,9 @@ SCALARS = {
     12: struct.Struct("<d"),
 }
 U32, U64 = SCALARS[4], SCALARS[10]
-NOT_GGUF_HINT = "give a GGUF file, or a model that `kvpair model list` names"
+NOT_GGUF_HINT = (
+    "give a GGUF file, a Hugging Face directory, or a model that `kvpair model list` names"
+)
 DAMAGED_HINT = "the file is damaged or was not copied to its end; fetch or copy it again"
 
 

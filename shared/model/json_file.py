@@ -11,6 +11,10 @@ from shared.model.errors import ModelFileError
 MAX_BYTES = 256 << 20
 """Largest file that is read whole: a tokenizer of 256k tokens takes 35 MB."""
 
+MISSING_HINT = (
+    "give a whole Hugging Face directory, a GGUF file, or a model that `kvpair model list` names"
+)
+
 V = TypeVar("V", int, float, bool, str)
 
 
@@ -92,7 +96,7 @@ def read_json(path: Path) -> JsonFields:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ModelFileError(path, "no such file") from None
+        raise ModelFileError(path, "no such file", hint=MISSING_HINT) from None
     except OSError as error:
         raise ModelFileError(path, f"cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:

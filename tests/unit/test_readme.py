@@ -14,7 +14,7 @@ from tests.support.log_events import loud_events
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 TROUBLES = README.partition("## Troubleshoot")[2]
-TELLS_NOTHING_ELSE = {"up", "chat", "config", "model", "completion", "generate", "probe", "bench"}
+TELLS_NOTHING_ELSE = {"up", "chat", "config", "model", "completion", "generate", "probe"}
 
 
 @pytest.mark.parametrize("code", CODES)

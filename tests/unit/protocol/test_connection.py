@@ -235,6 +235,13 @@ def test_an_order_that_is_illegal_fails_the_connection(
     assert connection.next_event() is None
 
 
+@pytest.mark.parametrize("kind", [m.Generate, m.Check])
+def test_who_asks_decoded_is_told_whose_socket_it_is(kind: type[m.Message]) -> None:
+    connection = fed(Role.DECODED_CLIENT, SAMPLES[kind])
+    with pytest.raises(UnexpectedMessageError, match="this is decoded's socket, prefilld's takes"):
+        connection.next_event()
+
+
 def test_nothing_may_follow_end() -> None:
     """END is the last message, so a daemon that goes on is broken."""
     pair = Pair(Role.CLIENT, Role.PREFILLD_CLIENT)

@@ -202,8 +202,8 @@ def test_a_terminal_shows_a_bar(serve: Serve, kvpair: Kvpair, prompts: Path) -> 
     [
         (["--output=x", "p"], "--output and --concurrency go with --file"),
         (["--concurrency=2", "p"], "--output and --concurrency go with --file"),
-        (["--file=x", "p"], "--file takes prompts and messages from its lines"),
-        (["--file=x", "--json"], "--file takes prompts and messages from its lines"),
+        (["--file=x", "p"], "--file takes prompts and system messages from its lines"),
+        (["--file=x", "--json"], "--file takes prompts and system messages from its lines"),
         (["--file=x", "--concurrency=0"], "--concurrency"),
         (["--file=x", "--concurrency=257"], "--concurrency"),
         (["--file=/nowhere/x"], "/nowhere/x cannot be read: No such file or directory"),

@@ -135,3 +135,14 @@ def test_blocks_that_do_not_add_up_are_told_with_the_numbers() -> None:
     rows = flatten({"pool": {**POOL, "leased": 2}})
     assert rows["pool adds up"] == "no: 9 of 10"
     assert "pool adds up" not in flatten({"pool": {"total": 3}})
+
+
+def test_what_only_decoded_tells_of_a_part_stands_with_that_part(
+    serve: Serve, kvpair: Kvpair
+) -> None:
+    """Why blocks are read in place is looked for beside how they are read."""
+    serve(telling({"link": {"access": "pull"}, "queue": {"waiting": 0}}))
+    serve(telling({"link": {"access": "pull", "access_because": "so"}}), name="decoded")
+    _, output, _ = kvpair("status")
+    rows = [line[:20].strip() for line in output.splitlines()]
+    assert rows.index("link access_because") == rows.index("link access") + 1
