@@ -191,7 +191,7 @@ class Decoded:
                 device=parts.device,
                 hello=hello,
                 access=access,
-                turns=parts.turns,
+                set_peer=parts.turns.set_peer,
             ),
             socket=visitor.socket,
             hello=hello,

@@ -73,6 +73,8 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
     arena = None
     if computing.arena is not None:
         arena = BlockAllocator(computing.arena.layout.num_blocks)
+    elif config.decoded.swap_gib:
+        service.log.warning("arena.missing", reason=computing.arena_fault)
     scheduler: Scheduler[Sequence] = Scheduler(
         allocator=allocator, max_batch=config.decoded.max_batch, arena=arena
     )

@@ -10,9 +10,9 @@ from decoded.turns import EagerTurns
 from shared.engine.block_puller import CudaPuller
 from shared.engine.decoding import EagerDecoder
 from shared.engine.graph_decoder import GraphDecoder
-from shared.engine.host_copies import HostCopies
+from shared.engine.run_copies import RunCopies
 from shared.engine.runner import ModelRunner
-from shared.kv.arena import GIB, PinnedArena, local_arena
+from shared.kv.arena import GIB, local_arena, pinned_arena
 from shared.kv.cuda_pool import LocalCudaPool
 from shared.kv.pool import LocalPool
 from shared.ops.pool_pair import PoolPair
@@ -33,6 +33,8 @@ class DecodeEngine:
     arena: KVPool | None
     """Host memory for sequences that make room; None where there is none."""
     turns: Turns
+    arena_fault: str = "less than a block of memory is free for it"
+    """Why there is none, where some was asked for."""
 
 
 def make_decode_engine(host: ModelHost, device: Device, config: Config) -> DecodeEngine:
@@ -59,14 +61,17 @@ def make_decode_engine(host: ModelHost, device: Device, config: Config) -> Decod
         # Not what the own pool holds: with direct access most of a context is in the peer's.
         max_context_len=host.spec.max_context_tokens,
     )
-    pinned = PinnedArena.create(layout, max_bytes=swap_bytes)
+    found = pinned_arena(layout, max_bytes=swap_bytes)
+    pinned = None if isinstance(found, str) else found
     turns = OverlappedTurns(
         graphs,
         CudaPuller(cuda_pool.kv),
         event_timeout_s=config.link.ping_timeout_s,
         arena_path=None if pinned is None else _path_between(cuda_pool, pinned),
     )
-    return DecodeEngine(pool=cuda_pool, arena=pinned, turns=turns)
+    if isinstance(found, str):
+        return DecodeEngine(pool=cuda_pool, arena=None, turns=turns, arena_fault=found)
+    return DecodeEngine(pool=cuda_pool, arena=found, turns=turns)
 
 
 def _path_between(pool: KVPool, arena: KVPool) -> ArenaPath:
@@ -74,6 +79,6 @@ def _path_between(pool: KVPool, arena: KVPool) -> ArenaPath:
     return ArenaPath(
         pool=pool.kv,
         arena=arena.kv,
-        out=HostCopies(arena.kv, device),
-        back=HostCopies(pool.kv, device),
+        out=RunCopies(arena.kv, device),
+        back=RunCopies(pool.kv, device),
     )

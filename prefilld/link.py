@@ -23,6 +23,7 @@ from protocol.sockets import MessageSocket
 from protocol.states import Role
 from protocol.unix import connect_unix, peer_credentials
 from shared.clock import NS_PER_S
+from shared.config.devices import expects_direct
 from shared.daemon.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -93,8 +94,10 @@ class PrefillLink:
 
     @property
     def is_direct(self) -> bool:
-        """Whether decoded reads whole blocks in place; False before it ever told."""
-        return self._welcome is not None and self._welcome.access == "direct"
+        """Whether decoded reads whole blocks in place; what is configured before it ever told."""
+        if self._welcome is None:
+            return expects_direct(self._service.config)
+        return self._welcome.access == "direct"
 
     def status(self) -> dict[str, object]:
         """Return what STATUS tells of the link."""

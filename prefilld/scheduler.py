@@ -151,11 +151,13 @@ class Scheduler(Generic[R]):
         """Return the most tokens that a prompt may take for itself."""
         start = request.launched_tokens
         num_left = request.num_tokens - start
-        if num_left <= 2 * self._token_budget:
-            return self._token_budget  # two steps either way
+        if num_left <= self._token_budget or self._lone_budget == self._token_budget:
+            return self._token_budget
+        # Two steps either way: the first in the size that keeps the GPU busiest.
+        budget = self._lone_budget if num_left > 2 * self._token_budget else self._token_budget
         # At least half of the budget stays for the last chunk.
         most = num_left - max(1, self._token_budget // 2)
-        length = min(self._lone_budget, most)
+        length = min(budget, most)
         num_behind = (start + length) % WHOLE
         return length - num_behind if num_behind < length else length
 

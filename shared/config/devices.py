@@ -66,6 +66,15 @@ def names_one_gpu(config: Config) -> bool:
     return ours == theirs != CPU
 
 
+def expects_direct(config: Config) -> bool:
+    """Whether decoded will read whole blocks in place, as far as the configuration can tell.
+
+    Devices of two names may be one GPU: only decoded knows, once there is a link.
+    """
+    access = config.pool.access
+    return access == "direct" or (access == "auto" and names_one_gpu(config))
+
+
 def check_devices(config: Config) -> None:
     """Refuse devices that cannot work together, or with what was asked of the pool.
 

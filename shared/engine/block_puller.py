@@ -1,7 +1,9 @@
-"""Pulls blocks out of a mapped pool beside the steps of a GPU: one kernel on a stream of its own.
+"""Pulls blocks out of a mapped pool beside the steps of a GPU, by a kernel or by the copy engine.
 
-How many thread blocks the kernel gets is the whole trade: every one of them takes something of the
-memory's bandwidth and of a multiprocessor's registers from the step beside it.
+The kernel is one launch wherever the blocks lie, and every thread block of it takes something of a
+multiprocessor from the step beside it.  The copy engine takes nothing of that kind, but needs a
+command for each run of neighbouring blocks.  So nothing that decodes is disturbed by a kernel as
+long as runs are long, which they are unless a pool is nearly full.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from shared.kv.pull import check_copy, copy_blocks
+from shared.engine.run_copies import RunCopies
+from shared.kv.pull import check_copy, copy_blocks, runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +24,12 @@ IDLE_PROGRAMS = 128
 """Thread blocks of a pull while nothing decodes; NVLink is nearly full at 64."""
 
 BUSY_PROGRAMS = 64
-"""Beside decode steps of the 8B shape, batch 16: 143 GB/s over NVLink, for a fifth of the step's
-speed while it lasts.  Fewer take longer and cost as much in all (`tests.benchmarks.gpu_pull`)."""
+"""Beside decode steps of the 8B shape, batch 16: 138 GB/s over NVLink, for a sixth of the step's
+speed while it lasts.  Fewer take longer and cost more in all (`tests.benchmarks.gpu_pull`)."""
+
+MIN_RUN_BLOCKS = 4
+"""Blocks of a run, on average, from which on the copy engine pulls beside steps: 189 GB/s for 7 %
+of the step's speed.  A command takes the host some 20 us, which shorter runs make too much of."""
 
 
 class PreparedCopy(Protocol):
@@ -91,7 +98,7 @@ class _EagerCopy:
 
 
 class CudaPuller:
-    """Copies by the gather kernel on a side stream.
+    """Copies by the gather kernel on a side stream, or by the copy engine on another.
 
     Args:
         target: The own pool's tensor.
@@ -103,6 +110,7 @@ class CudaPuller:
 
         self._gather_blocks, self._target = gather_blocks, target
         self._stream = torch.cuda.Stream(target.device)
+        self._run_copies = RunCopies(target, target.device)
         self._free: list[_IdBuffers] = []
         self._warm_up()
 
@@ -114,7 +122,12 @@ class CudaPuller:
         buffers = self._take(len(source_ids))
         with torch.cuda.stream(self._stream):
             ids = buffers.fill(source_ids, target_ids)
-        return _CudaCopy(self, source, ids, buffers)
+        num_runs = sum(1 for _ in runs(source_ids, target_ids))
+        has_long_runs = 0 < num_runs * MIN_RUN_BLOCKS <= len(source_ids)
+        beside_steps = (
+            self._run_copies.prepare(source, source_ids, target_ids) if has_long_runs else None
+        )
+        return _CudaCopy(self, source, ids, buffers, beside_steps)
 
     def launch(self, source: Tensor, ids: Tensor, buffers: _IdBuffers, *, is_busy: bool) -> None:
         """Enqueue a prepared copy, and the event of its end."""
@@ -176,22 +189,35 @@ class _IdBuffers:
 
 
 class _CudaCopy:
-    """A copy on the side stream; its buffers are free again once it was seen done."""
+    """A copy on a side stream; its buffers are free again once it was seen done."""
 
     def __init__(
-        self, puller: CudaPuller, source: Tensor, ids: Tensor, buffers: _IdBuffers
+        self,
+        puller: CudaPuller,
+        source: Tensor,
+        ids: Tensor,
+        buffers: _IdBuffers,
+        beside_steps: PreparedCopy | None,
     ) -> None:
         self._puller, self._source, self._ids = puller, source, ids
         self._buffers: _IdBuffers | None = buffers
+        self._beside_steps, self._is_beside_steps = beside_steps, False
 
     def start(self, *, is_busy: bool) -> None:
         assert self._buffers is not None, "a copy starts once"
+        if is_busy and self._beside_steps is not None:
+            self._is_beside_steps = True
+            self._beside_steps.start(is_busy=True)
+            return
         self._puller.launch(self._source, self._ids, self._buffers, is_busy=is_busy)
 
     def is_done(self) -> bool:
         if self._buffers is None:
             return True
-        if not self._buffers.event.query():
+        if self._is_beside_steps and self._beside_steps is not None:
+            if not self._beside_steps.is_done():
+                return False
+        elif not self._buffers.event.query():
             return False
         self._puller.give_back(self._buffers)
         self._buffers = None

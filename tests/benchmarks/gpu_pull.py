@@ -1,4 +1,4 @@
-"""Pulling over NVLink, alone and beside decode steps: how many thread blocks are worth it.
+"""Pulling over NVLink, alone and beside decode steps, by a kernel and by the copy engine.
 
     python -m tests.benchmarks.gpu_pull --json FILE --commit HASH
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from shared.engine.block_puller import BUSY_PROGRAMS
+from shared.engine.block_puller import IDLE_PROGRAMS, MIN_RUN_BLOCKS
 from shared.engine.decoding import DecodeStep
 from shared.engine.graph_decoder import GraphDecoder
 from shared.kv.cuda_pool import LocalCudaPool
@@ -27,6 +27,9 @@ from tests.benchmarks.gpu_engine import GREEDY
 from tests.benchmarks.gpu_pair import Figures, write_figures
 
 PROGRAMS = (8, 16, 32, 64, 128)
+RUNS = (1, MIN_RUN_BLOCKS, 25, 125)
+"""Neighbouring blocks that the copy engine takes at once."""
+
 NUM_BLOCKS = 250
 """4,000 tokens in blocks of 16: 524 MB of the 8B shape."""
 
@@ -34,10 +37,16 @@ BATCH, CONTEXT = 16, 1000
 
 
 class Pull:
-    """The same scattered blocks, pulled again and again on a side stream."""
+    """The same scattered blocks, pulled again and again on a side stream by a kernel.
 
-    def __init__(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        self._source, self._target = source, target
+    Args:
+        source: A pool on the one GPU.
+        target: A pool on the other.
+        num_programs: Thread blocks of the kernel.
+    """
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, num_programs: int) -> None:
+        self._source, self._target, self._num_programs = source, target, num_programs
         self.stream = torch.cuda.Stream(target.device)
         self._ids = [
             torch.randperm(size - 1, device=target.device)[:NUM_BLOCKS] + 1
@@ -45,22 +54,53 @@ class Pull:
         ]
         self.num_bytes = NUM_BLOCKS * source[0].numel() * source.element_size()
 
-    def launch(self, num_programs: int) -> None:
+    def launch(self) -> None:
         """Enqueue one pull."""
         with torch.cuda.stream(self.stream):
-            gather_blocks(self._source, self._target, *self._ids, num_programs=num_programs)
+            gather_blocks(self._source, self._target, *self._ids, num_programs=self._num_programs)
 
-    def alone_gb_s(self, num_programs: int) -> float:
+    def alone_gb_s(self) -> float:
         """Return 10^9 bytes a second with nothing beside it."""
         times: list[float] = []
         for _ in range(8):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record(self.stream)
-            self.launch(num_programs)
+            self.launch()
             end.record(self.stream)
             self.stream.synchronize()
             times.append(begin.elapsed_time(end))
         return self.num_bytes / statistics.median(times[2:]) / 1e6
+
+
+class RunPull(Pull):
+    """The same by the copy engine, in runs of `run_blocks` neighbours."""
+
+    def __init__(self, source: torch.Tensor, target: torch.Tensor, run_blocks: int) -> None:
+        super().__init__(source, target, 0)
+        num_runs = NUM_BLOCKS // run_blocks
+        self._runs = list(
+            zip(
+                *(
+                    [1 + run_blocks * place for place in places[:num_runs]]
+                    for places in (
+                        torch.randperm((pool.shape[0] - 1) // run_blocks).tolist()
+                        for pool in (source, target)
+                    )
+                ),
+                strict=True,
+            )
+        )
+        self._run_blocks = run_blocks
+        self.num_bytes = self.num_bytes // NUM_BLOCKS * num_runs * run_blocks
+
+    def launch(self) -> None:
+        """Enqueue one pull."""
+        length = self._run_blocks
+        with torch.cuda.stream(self.stream):
+            for first, to in self._runs:
+                self._target[to : to + length].copy_(
+                    self._source[first : first + length], non_blocking=True
+                )
 
 
 class Decode:
@@ -90,7 +130,7 @@ class Decode:
         )
         self._position += 1
 
-    def step_ms(self, num_steps: int, pull: Pull | None, num_programs: int) -> tuple[float, float]:
+    def step_ms(self, num_steps: int, pull: Pull | None) -> tuple[float, float]:
         """Return milliseconds a step, and the pull's rate beside it in 10^9 bytes a second."""
         num_pulls = 0
         marks: list[torch.cuda.Event] = []
@@ -103,7 +143,7 @@ class Decode:
             if pull is not None:
                 marks = [mark for mark in marks if not mark.query()]
                 while len(marks) < 2:  # always one behind the running one
-                    pull.launch(num_programs)
+                    pull.launch()
                     mark = torch.cuda.Event()
                     mark.record(pull.stream)
                     marks.append(mark)
@@ -143,9 +183,11 @@ def measure() -> Figures:
     ).normal_()
     pool = LocalCudaPool.create(layout, device=second)
     pool.kv.normal_()
-    pull = Pull(source, pool.kv[:2048])
-    figures: Figures = {f"pull_gb_s_{count}": pull.alone_gb_s(count) for count in PROGRAMS}
-    figures["pull_gb_s"] = max(pull.alone_gb_s(count) for count in (64, 128, 256))
+    target = pool.kv[:2048]
+    pulls = {f"{count}": Pull(source, target, count) for count in PROGRAMS}
+    pulls |= {f"run_{length}": RunPull(source, target, length) for length in RUNS}
+    figures: Figures = {f"pull_gb_s_{way}": pull.alone_gb_s() for way, pull in pulls.items()}
+    figures["pull_gb_s"] = figures[f"pull_gb_s_{IDLE_PROGRAMS}"]
     decoder = GraphDecoder(
         Llama(loaded.spec, loaded.tensors),
         PoolPair.of(pool.kv),
@@ -154,15 +196,16 @@ def measure() -> Figures:
         max_context_len=4096,
     )
     decode = Decode(decoder, 2048)
-    decode.step_ms(20, pull, 8)
-    alone_ms, _ = decode.step_ms(80, None, 0)
-    for count in PROGRAMS:
-        beside_ms, rate = decode.step_ms(60, pull, count)
-        figures[f"pull_gb_s_beside_decode_{count}"] = rate
-        figures[f"step_slowdown_pct_{count}"] = (beside_ms / alone_ms - 1) * 100
+    decode.step_ms(20, pulls["8"])
+    alone_ms, _ = decode.step_ms(60, None)
+    for way, pull in pulls.items():
+        beside_ms, rate = decode.step_ms(40, pull)
+        figures[f"pull_gb_s_beside_decode_{way}"] = rate
+        figures[f"step_slowdown_pct_{way}"] = (beside_ms / alone_ms - 1) * 100
     figures["step_ms_alone"] = alone_ms
-    figures["pull_gb_s_beside_decode"] = figures[f"pull_gb_s_beside_decode_{BUSY_PROGRAMS}"]
-    figures["step_slowdown_pct"] = figures[f"step_slowdown_pct_{BUSY_PROGRAMS}"]
+    # What decoded does where blocks come in runs long enough.
+    figures["pull_gb_s_beside_decode"] = figures[f"pull_gb_s_beside_decode_run_{MIN_RUN_BLOCKS}"]
+    figures["step_slowdown_pct"] = figures[f"step_slowdown_pct_run_{MIN_RUN_BLOCKS}"]
     return figures
 
 

@@ -52,3 +52,16 @@ def test_answers_are_those_of_one_process(
 def test_running_answers_survive_prefilld(pair: Pair, solo_engine: SoloEngine) -> None:
     """What they read is moved to decoded's pool, and a new prefilld serves beside them."""
     check_death_of_prefilld(pair, solo_engine, [Ask(prompt=tuple(prompt(500)), max_tokens=1500)])
+
+
+def test_what_fits_only_in_place_is_taken_before_there_is_a_link(
+    tmp_path: Path, even_model: Path, solo_engine: SoloEngine
+) -> None:
+    """Decoded's pool holds the answer and not the prompt, which clients are not to know."""
+    settings = {"pool.access": "direct", "decoded.num_blocks": 6}
+    pair = Pair(tmp_path, model=even_model, settings=settings)
+    ask = Ask(prompt=tuple(prompt(200)), max_tokens=40)
+    with pair.alone("prefilld"), WatchedStreams(pair.socket, [ask]) as streams:
+        streams.wait_for_tokens(1)
+        pair.start("decoded")
+        solo_engine.check_delivered([ask], streams.results())

@@ -198,6 +198,7 @@ class SoakRun:
         cache = self.pair.status()["prefix_cache"]
         assert cache["evicted_blocks"] > 0
         assert cache["hit_tokens"] > 0
+        assert self.pair.counter("decoded", "kvpair_preemptions_total") > 0
         num_whole = sum(
             outcome.end is not None and outcome.end.reason != "cancelled"
             for outcome in self.outcomes

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tests.support.watched_streams import Ask, Delivered
 
 NUM_BLOCKS = 256
+"""4,096 tokens: the test models' whole context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class Solo:
     text: str
     reason: str
     brought_ids: tuple[int, ...]
-    """Those that it brings, being the rest of an answer."""
+    """Those that it brings: the beginning of the answer, where it goes on with one."""
 
 
 def plan_of(ask: Ask) -> Plan:

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from shared.engine.host_copies import HostCopies
+from shared.engine.run_copies import RunCopies
 from shared.kv.arena import PinnedArena
 from shared.kv.cuda_pool import LocalCudaPool
 from shared.kv.layout import KVLayout
@@ -22,7 +22,7 @@ LAYOUT = KVLayout(
 """Blocks of 64 KiB, as many as fill 16 MiB."""
 
 
-def finish(copies: HostCopies, *args: object) -> None:
+def finish(copies: RunCopies, *args: object) -> None:
     """Begin a copy and look at it until it is over."""
     copy = copies.prepare(*args)  # type: ignore[arg-type]
     copy.start(is_busy=False)
@@ -41,11 +41,11 @@ def test_blocks_come_back_bit_by_bit_wherever_they_lay() -> None:
     blocks = torch.randperm(256).add(1).tolist()[:200]
     places = torch.randperm(256).add(1).tolist()[:200]
     before = pool.kv[blocks].cpu()
-    finish(HostCopies(arena.kv, pool.kv.device), pool.kv, blocks, places)
+    finish(RunCopies(arena.kv, pool.kv.device), pool.kv, blocks, places)
     assert torch.equal(arena.kv[places].view(torch.int16), before.view(torch.int16))
     pool.kv.zero_()
     back = torch.randperm(256).add(1).tolist()[:200]
-    finish(HostCopies(pool.kv, pool.kv.device), arena.kv, places, back)
+    finish(RunCopies(pool.kv, pool.kv.device), arena.kv, places, back)
     assert torch.equal(pool.kv[back].cpu().view(torch.int16), before.view(torch.int16))
     torch.cuda.synchronize()
     arena.close()
@@ -57,7 +57,7 @@ def test_a_copy_does_not_wait_for_work_on_another_stream() -> None:
     pool = LocalCudaPool.create(LAYOUT, device=0)
     arena = PinnedArena.create(LAYOUT, max_bytes=1 << 30)
     assert arena is not None
-    copies = HostCopies(arena.kv, pool.kv.device)
+    copies = RunCopies(arena.kv, pool.kv.device)
     steps = torch.cuda.Stream(priority=-1)
     with torch.cuda.stream(steps):
         torch.cuda._sleep(2_000_000_000)  # about a second

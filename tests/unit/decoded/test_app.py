@@ -128,6 +128,23 @@ def test_status_and_metrics_are_answered_while_the_model_loads(play: Play) -> No
     play(scene)
 
 
+@pytest.mark.parametrize(
+    ("swap_gib", "num_blocks", "is_missed"), [(4.0, 15, False), (0.0, 0, False), (1e-9, 0, True)]
+)
+def test_an_arena_is_as_large_as_the_pool_and_missed_only_where_one_was_asked_for(
+    play: Play, swap_gib: float, num_blocks: int, *, is_missed: bool
+) -> None:
+    """Whoever wrote 0 knows; whoever got less than a block does not."""
+
+    async def scene(app: App) -> None:
+        await app.loaded()
+        swap = (await app.status())["swap"]
+        assert swap == {"blocks": num_blocks, "used": 0, "oldest_s": 0.0}
+
+    logs = play(scene, decoded__swap_gib=swap_gib)
+    assert ("arena.missing" in [line["event"] for line in logs]) == is_missed
+
+
 def test_status_has_the_same_parts_before_the_model_is_there(play: Play) -> None:
     """Whoever reads one of them meets nothing instead of a missing key."""
 

@@ -30,7 +30,7 @@ from shared.engine.batch import SequenceStep
 from shared.engine.block_puller import EagerPuller
 from shared.engine.decoding import EagerDecoder
 from shared.engine.graph_decoder import GraphDecoder
-from shared.engine.host_copies import HostCopies
+from shared.engine.run_copies import RunCopies
 from shared.engine.runner import ModelRunner
 from shared.engine.thread import EngineThread
 from shared.kv.allocator import BlockAllocator
@@ -164,8 +164,8 @@ def overlapped_turns(host: ModelHost, pool: LocalPool, arena: LocalPool) -> Turn
     path = ArenaPath(
         pool=pool.kv,
         arena=arena.kv,
-        out=HostCopies(arena.kv, pool.kv.device),
-        back=HostCopies(pool.kv, pool.kv.device),
+        out=RunCopies(arena.kv, pool.kv.device),
+        back=RunCopies(pool.kv, pool.kv.device),
     )
     return OverlappedTurns(decoder, EagerPuller(pool.kv), event_timeout_s=5, arena_path=path)
 
@@ -309,7 +309,7 @@ class World:
                 device=CPU_DEVICE,
                 hello=hello,
                 access=self.access,
-                turns=self.turns,
+                set_peer=self.turns.set_peer,
             ),
             socket=visitor.socket,
             hello=hello,

@@ -202,6 +202,20 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
     run(scene)
 
 
+def test_decodeds_word_on_how_it_reads_goes_before_the_configuration(
+    make_service: Callable[..., RecordingService], host: ModelHost
+) -> None:
+    """Which is all that is known before there was a link."""
+
+    async def scene() -> None:
+        async with linked(make_service(pool__access="direct"), host) as world:
+            assert world.link.is_direct
+            await world.opened()  # it pulls
+            assert not world.link.is_direct
+
+    play(scene())
+
+
 def test_a_proved_link_is_open_and_tells_of_its_peer(
     service: RecordingService, host: ModelHost, logs: list[Any]
 ) -> None:

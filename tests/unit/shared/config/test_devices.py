@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import Config, resolve
-from shared.config.devices import names_one_gpu
+from shared.config.devices import expects_direct, names_one_gpu
 from shared.config.sources import parse_assignment
 from shared.errors import ConfigError
 
@@ -90,6 +90,24 @@ def test_two_daemons_on_one_gpu_share_its_memory(
     assert names_one_gpu(config) is is_one
     assert config.prefilld.memory_fraction == (0.425 if is_one else 0.85)
     assert config.decoded.memory_fraction == (0.425 if is_one else 0.85)
+
+
+@pytest.mark.parametrize(
+    ("devices", "access", "is_direct"),
+    [
+        (("cuda", "cuda:0"), "auto", True),
+        (("cuda:0", "cuda:1"), "auto", False),
+        (("cpu", "cpu"), "auto", False),
+        (("cpu", "cpu"), "direct", True),
+        (("cuda", "cuda"), "pull", False),
+    ],
+)
+def test_how_blocks_will_be_read_is_known_before_there_is_a_link(
+    tmp_path: Path, devices: tuple[str, str], access: str, *, is_direct: bool
+) -> None:
+    """So that a request which fits only in place is not refused for want of a link."""
+    config = resolved(tmp_path, *on(*devices), f"pool.access={access}")
+    assert expects_direct(config) is is_direct
 
 
 def test_two_cpus_are_no_gpu(tmp_path: Path) -> None:

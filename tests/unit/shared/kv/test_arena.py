@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared.kv.arena import PinnedArena, arena_layout, local_arena
-from shared.kv.errors import CudaCallError
+from shared.kv.arena import PinnedArena, arena_layout, local_arena, pinned_arena
+from shared.kv.errors import CudaCallError, GpuFatalError
 from shared.kv.layout import KVLayout
 from shared.kv.pull import copy_blocks
 from tests.support.fake_cuda import FakeCuda, FakeGpus
@@ -63,8 +63,20 @@ def test_the_arena_of_a_gpu_is_pinned_for_as_long_as_it_lives(layout: KVLayout) 
     assert PinnedArena.create(layout, max_bytes=0, runtime=cuda) is None
 
 
-def test_memory_that_cannot_be_pinned_is_told_as_cuda_s_error(layout: KVLayout) -> None:
+def test_memory_that_cannot_be_pinned_is_no_reason_not_to_serve(layout: KVLayout) -> None:
+    """Answers that must make room break off then; the reason is told."""
     cuda = FakeCuda(FakeGpus())
     cuda.fails["pin"] = 2
     with pytest.raises(CudaCallError, match="pin"):
         PinnedArena.create(layout, max_bytes=LARGE, runtime=cuda)
+    fault = pinned_arena(layout, max_bytes=LARGE, runtime=cuda)
+    assert isinstance(fault, str)
+    assert "pin" in fault
+
+
+def test_a_gpu_that_is_lost_meanwhile_is(layout: KVLayout) -> None:
+    """Nothing mends it, and going on would only hide it."""
+    cuda = FakeCuda(FakeGpus())
+    cuda.fails["pin"] = 700
+    with pytest.raises(GpuFatalError, match="pin"):
+        pinned_arena(layout, max_bytes=LARGE, runtime=cuda)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.engine.host_copies import RUNS_AT_ONCE, HostCopies
+from shared.engine.run_copies import RUNS_AT_ONCE, RunCopies
 from shared.kv.errors import CopyError
 
 NUM_BLOCKS = 100
@@ -18,7 +18,7 @@ def pool(fill: float) -> torch.Tensor:
 
 def test_neighbouring_blocks_arrive_as_one() -> None:
     source, target = pool(1000), pool(0)
-    copies = HostCopies(target, target.device)
+    copies = RunCopies(target, target.device)
     copy = copies.prepare(source, [3, 4, 5, 9], [7, 8, 9, 1])
     assert not copy.is_done(), "it has not begun"
     copy.start(is_busy=True)
@@ -32,7 +32,7 @@ def test_many_scattered_blocks_are_enqueued_some_at_a_time() -> None:
     source, target = pool(1000), pool(0)
     sources = list(range(1, NUM_BLOCKS, 2))
     targets = sources[::-1]
-    copy = HostCopies(target, target.device).prepare(source, sources, targets)
+    copy = RunCopies(target, target.device).prepare(source, sources, targets)
     copy.start(is_busy=False)
     num_looks = 1
     while not copy.is_done():
@@ -45,4 +45,4 @@ def test_many_scattered_blocks_are_enqueued_some_at_a_time() -> None:
 def test_what_does_not_fit_together_is_refused_before_anything_moves() -> None:
     target = pool(0)
     with pytest.raises(CopyError, match="source block 100"):
-        HostCopies(target, target.device).prepare(pool(1), [1, NUM_BLOCKS], [1, 2])
+        RunCopies(target, target.device).prepare(pool(1), [1, NUM_BLOCKS], [1, 2])

@@ -1,8 +1,9 @@
-"""Copies blocks between a GPU and pinned host memory, beside the steps: by the copy engine alone.
+"""Copies blocks between a GPU and other memory, beside the steps: by the copy engine alone.
 
-Nothing of a multiprocessor is taken from the step that runs meanwhile.  A run of neighbouring
-blocks is one copy.  Copies are enqueued some at a time, on a stream of their own: the thread that
-enqueues them launches steps as well, and the next step must not wait for a thousand of them.
+The other memory is pinned host memory, or another GPU's.  Nothing of a multiprocessor is taken
+from the step that runs meanwhile.  A run of neighbouring blocks is one copy.  Copies are enqueued
+some at a time, on a stream of their own: the thread that enqueues them launches steps as well, and
+the next step must not wait for a thousand of them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ RUNS_AT_ONCE = 16
 8B shape over PCIe, six times as long of the copy engine."""
 
 
-class HostCopies:
+class RunCopies:
     """See `shared.engine.block_puller.BlockPuller`.
 
     Args:
-        target: Where blocks are copied to; it or the source is on the GPU, the other pinned.
+        target: Where blocks are copied to; it or the source is on the GPU.
         device: The GPU.
     """
 
@@ -40,13 +41,13 @@ class HostCopies:
 
     def prepare(
         self, source: Tensor, source_ids: Sequence[int], target_ids: Sequence[int]
-    ) -> HostCopy:
+    ) -> RunCopy:
         """See `BlockPuller.prepare`."""
         check_copy(source, self._target, source_ids, target_ids)
-        return HostCopy(self._stream, source, self._target, runs(source_ids, target_ids))
+        return RunCopy(self._stream, source, self._target, runs(source_ids, target_ids))
 
 
-class HostCopy:
+class RunCopy:
     """See `shared.engine.block_puller.PreparedCopy`."""
 
     def __init__(
