@@ -216,7 +216,7 @@ def test_nobody_overtakes_at_the_hand_off(world: World) -> None:
         await world.ready(start_blocks=1)
         world.desk.pump()
         assert world.link.handed_over == []
-        world.credit(blocks=12, seen=0)
+        world.credit(blocks=13, seen=0)
         world.desk.pump()
         assert world.link.handed_over == ["r1", "r2"]
 
