@@ -60,6 +60,8 @@ class HeldLease(Generic[R]):
     """Blocks at the beginning of the prompt that are not copied."""
     request: R | None = None
     """From ADOPT on."""
+    first_token: int | None = None
+    """Of the request's answer, as HANDOFF told it."""
     rejection: SendReject[R] | None = None
     """What ends the lease in place of RELEASE, where its HANDOFF cannot be adopted."""
 
@@ -106,9 +108,18 @@ class HeldLease(Generic[R]):
             return "HANDOFF contradicts the first token told"
         return None
 
-    def adopt(self, request: R, *, blocks: list[int], in_place: list[int]) -> None:
+    @property
+    def has_begun_wrong(self) -> bool:
+        """Whether the early step began with another token than a HANDOFF that came meanwhile."""
+        if self.request is None or self.early is None:
+            return False
+        return self.early.token_id not in (None, self.first_token)
+
+    def adopt(
+        self, request: R, *, blocks: list[int], in_place: list[int], first_token: int | None = None
+    ) -> None:
         """The request is ours; all of its prompt is written, and may be read."""
-        self.state, self.request = LeaseState.ADOPTED, request
+        self.state, self.request, self.first_token = LeaseState.ADOPTED, request, first_token
         self.sources, self.in_place = list(blocks), in_place
         # The first token was read back behind all of them: no event need be looked at.
         self.events.clear()

@@ -170,7 +170,7 @@ class Intake(Generic[R]):
         )
         if contradiction is not None:
             return self._reject(lease_id, "invalid-message", contradiction, request)
-        lease.adopt(request, blocks=blocks, in_place=in_place)
+        lease.adopt(request, blocks=blocks, in_place=in_place, first_token=first_token)
         return [SendAdopt(lease_id, request), *self._when_copied(lease)]
 
     def refuse(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
@@ -229,6 +229,9 @@ class Intake(Generic[R]):
         lease.copied(copy, is_valid=is_valid, start_ns=start_ns, done_ns=done_ns)
         if lease.state is LeaseState.ENDING:
             return self._end(lease)
+        if lease.has_begun_wrong and lease.request is not None:
+            text = "prefilld told two first tokens of the answer"
+            return [Lost(lease.request, text), *self._end(lease)]
         if is_valid:
             return self._when_copied(lease)
         if lease.state is LeaseState.ADOPTED and lease.request is not None:

@@ -87,9 +87,9 @@ class LeaseDesk:
                     self._scheduler.unreserve(blocks)
                 case Pulled():
                     self._start(effect)
-                case Lost(request=sequence):
+                case Lost(request=sequence, reason=reason):
                     del self._came_over[sequence]
-                    self._book.fail(sequence, "prefill-lost", "the prompt's blocks were revoked")
+                    self._book.fail(sequence, "prefill-lost", reason)
                 case Ignored(kind=kind, lease_id=lease_id):
                     self._metrics.ignored.labels(kind).inc()
                     self._service.log.debug("lease.ignored", what=kind, lease_id=lease_id)

@@ -209,7 +209,8 @@ class GraphDecoder:
         """Return for each size what runs a step of it."""
         self._stream.follow_all()
         with self._stream.current():
-            self._inputs.fill(self._staging[0], [], RowPlan(rows=[], previous_rows=[]))
+            for staging in (self._staging[0], self._lonely_staging):  # steps that write nowhere
+                self._inputs.fill(staging, [], RowPlan(rows=[], previous_rows=[]))
             self._inputs.upload(self._staging[0])
             # The largest first: the smaller ones then find its memory.
             return {

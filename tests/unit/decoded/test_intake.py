@@ -234,6 +234,20 @@ def test_a_handoff_that_contradicts_its_chunks_is_rejected() -> None:
     assert second == Unreserve([1, 2, 3, 4])
 
 
+def test_a_first_token_that_contradicts_the_handoff_before_it_ends_the_request() -> None:
+    """The engine may read the page while HANDOFF is being adopted; the step runs to its end."""
+    intake, _ = make()
+    early = EarlyStep(position=0, sampling=SamplingParams())
+    intake.chunk(lease_id=7, slot=0, generation=1, first=0, blocks=[21, 22], total=4, early=early)
+    (copy,) = intake.next_copies(8)
+    assert handoff(intake, [21, 22], first_token=5) == [SendAdopt(7, "r")]
+    early.token_id, early.is_in_flight = 6, True
+    lost = Lost("r", "prefilld told two first tokens of the answer")
+    assert intake.copied(copy, is_valid=True) == [lost]
+    early.is_in_flight = False
+    assert intake.early_done(7) == [SendRelease(7), Unreserve([1, 2, 3, 4])]
+
+
 def test_a_handoff_of_an_adopted_lease_is_rejected_and_harms_nothing() -> None:
     intake, _ = make()
     handoff(intake, [21])
