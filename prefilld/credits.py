@@ -42,7 +42,8 @@ class CreditAccount:
     @property
     def free_blocks(self) -> int:
         """Blocks that a further reservation may ask for."""
-        return self._free_blocks - sum(spent.blocks for spent in self._unseen)
+        # decoded will leave a block for each to grow, as it does for those that it counted.
+        return self._free_blocks - sum(spent.blocks + spent.sequences for spent in self._unseen)
 
     @property
     def free_sequences(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from decoded.access import Access
 from decoded.metrics import STAGES, DecodeMetrics
 from decoded.overview import Overview
 from decoded.sequence import HandoffTimes
@@ -77,6 +78,29 @@ def test_slots_of_a_running_sequence_are_used_or_not(play: Play) -> None:
         status: dict[str, Any] = overview.status()
         assert status["slots"] == {"reserved": 32, "unused": 12}
         sequence.settle([], [])
+
+    play(scene)
+
+
+def test_no_slot_is_less_than_unused_while_a_prompt_goes_to_the_arena(play: Play) -> None:
+    """What was read in place is there already, and its sequence's own blocks are not."""
+
+    async def scene(world: World) -> None:
+        world.access = Access("direct", "the test says so")
+        world.start()
+        prefilld, _ = await world.linked()
+        user = prefilld.hand_over(ids_of(40), [5, 3, 2], max_tokens=150, total_blocks=3)
+        await user.until_received(wire.Tokens)
+        (sequence,) = world.book.living
+        places = world.scheduler.move_out(sequence, len(sequence.in_place))
+        assert places is not None
+        sequence.settle(sequence.blocks, [])
+        slots = overview_of(world).slots()
+        assert slots.used == slots.reserved == 16 * len(sequence.blocks) > 0
+        world.scheduler.moved_out(sequence, places)
+        user.socket.send(wire.Cancel())
+        await user.until_received(wire.End)
+        await world.settled()
 
     play(scene)
 

@@ -9,12 +9,13 @@ from collections.abc import Coroutine, Iterator
 import pytest
 from structlog.testing import capture_logs
 
+from prefilld.credits import REJECT_PAUSE_NS
 from prefilld.handoff import HandoffDesk
 from prefilld.metrics import PrefillMetrics
 from prefilld.request import Request, RequestState
 from protocol import messages as wire
 from protocol.codec import validate
-from shared.clock import FakeClock
+from shared.clock import NS_PER_S, FakeClock
 from shared.kv.allocator import BlockAllocator, BlockState
 from shared.kv.control_page import ControlPage
 from shared.kv.holds import BlockHolds
@@ -215,9 +216,34 @@ def test_nobody_overtakes_at_the_hand_off(world: World) -> None:
         await world.ready(start_blocks=1)
         world.desk.pump()
         assert world.link.handed_over == []
-        world.credit(blocks=12, seen=0)
+        world.credit(blocks=13, seen=0)
         world.desk.pump()
         assert world.link.handed_over == ["r1", "r2"]
+
+    play(scene())
+
+
+def test_what_a_smaller_decoded_can_never_take_holds_up_nobody(world: World) -> None:
+    """It is sent, for the REJECT that says so; those behind it would wait until it timed out."""
+
+    async def scene() -> None:
+        world.desk.link_opened(world.link, [], pool_blocks=8)
+        world.credit(blocks=8, seen=0)
+        largest = await world.ready(start_blocks=9)
+        other = await world.ready(start_blocks=5)
+        world.desk.pump()
+        assert [request.state for request in (largest, other)] == [
+            RequestState.SENT,
+            RequestState.READY,
+        ]
+        assert largest.lease_id is not None
+        world.credit(blocks=8, seen=1)
+        world.desk.lending.on_reject(largest.lease_id, "too-large", "lacks 1 block")
+        assert world.owner.rejections == [("r1", "too-large", "lacks 1 block")]
+        world.desk.withdraw(largest)
+        world.clock.advance(REJECT_PAUSE_NS / NS_PER_S)
+        world.desk.pump()
+        assert other.state is RequestState.SENT
 
     play(scene())
 
