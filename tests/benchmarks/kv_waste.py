@@ -29,6 +29,9 @@ LARGE_POOL_BLOCKS = 50_000
 SMALL_POOL_BLOCKS = {"azure": 4_000, "mooncake": 20_000}
 """For which some sequences have to make room; any of a trace's fits."""
 
+AZURE, MOONCAKE = "azure2023_conv_2000.csv", "mooncake_conversation_first2000.jsonl"
+"""The traces' files."""
+
 Lengths = list[tuple[int, int]]
 """(prompt tokens, answer tokens) of each request."""
 
@@ -135,18 +138,25 @@ def _admit(
 
 
 def traces() -> dict[str, Lengths]:
-    """Read the traces in the folder that KVPAIR_TRACES names, or beside the repository."""
+    """Read the traces in the folder that KVPAIR_TRACES names, or beside the repository.
+
+    Those that are not there are left out.
+    """
     folder = Path(os.environ.get("KVPAIR_TRACES", REPOSITORY.parent / "shared" / "traces"))
-    with (folder / "azure2023_conv_2000.csv").open() as file:
-        azure = [
-            (int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)
+    azure, mooncake = (folder / name for name in (AZURE, MOONCAKE))
+    found: dict[str, Lengths] = {}
+    if azure.is_file():
+        with azure.open() as file:
+            found["azure"] = [
+                (int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+                for row in csv.DictReader(file)
+            ]
+    if mooncake.is_file():
+        found["mooncake"] = [
+            (int(request["input_length"]), int(request["output_length"]))
+            for request in map(json.loads, mooncake.read_text().splitlines())
         ]
-    lines = (folder / "mooncake_conversation_first2000.jsonl").read_text().splitlines()
-    mooncake = [
-        (int(request["input_length"]), int(request["output_length"]))
-        for request in map(json.loads, lines)
-    ]
-    return {"azure": azure, "mooncake": mooncake}
+    return found
 
 
 def main() -> None:
