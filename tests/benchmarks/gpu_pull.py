@@ -26,7 +26,7 @@ from shared.ops.triton.gather_blocks import gather_blocks
 from tests.benchmarks.gpu_engine import GREEDY
 from tests.benchmarks.gpu_pair import Figures, write_figures
 
-PROGRAMS = (8, 16, 32, 64, 128)
+PROGRAMS = (4, 8, 16, 32, 64, 128)
 RUNS = (1, MIN_RUN_BLOCKS, 25, 125)
 """Neighbouring blocks that the copy engine takes at once."""
 
