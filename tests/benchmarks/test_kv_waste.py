@@ -15,7 +15,7 @@ from tests.benchmarks.kv_waste import (
 
 MAX_WASTE_PCT = 4.0
 NUM_REQUESTS = 500
-"""Of a trace; all 2,000 tell the same to the second digit and take four times as long."""
+"""Of a trace; all 2,000 tell nearly the same and take four times as long."""
 
 
 def made_up_lengths() -> Lengths:
