@@ -66,7 +66,7 @@ class Sizes:
     num_restarts: int = 10
 
 
-TRIAL = Sizes(num_handovers=200, num_late=50, num_cycles=4, num_restarts=1)
+TRIAL = Sizes(num_handovers=200, num_late=50, num_cycles=4, num_restarts=2)
 """To try the command itself."""
 
 
