@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tests.benchmarks.results_file import Figures, gather
 from tests.benchmarks.stream_clients import Ask, Clients, Heard
 from tests.support.pair import Pair
 
@@ -41,8 +40,6 @@ SHARES = {"prefilld__memory_fraction": 0.5, "decoded__memory_fraction": 0.2}
 LARGE_CHUNK = 700
 """Tokens of a prefill chunk of the large shape: what is left to hand over at the end is at most one
 of them, 229 MB."""
-
-Figures = dict[str, float]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -278,25 +275,12 @@ def large_model(devices: tuple[str, str], *, num_asks: int) -> Figures:
 PHASES = ("two", "one", "large", "large-one")
 
 
-def hardware() -> str:
-    """Describe the machine in words."""
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"{len(names)} x {names[0] if names else 'GPU'}, torch {torch.__version__}"
-
-
-def write_figures(figures: Figures, path: Path | None, commit: str, command: str) -> None:
+def write_figures(figures: Figures, path: Path | None, commit: str, program: str) -> None:
     """Print figures, and write them to a file with where they come from."""
     for name, value in figures.items():
         print(f"{name:32} {value:10.3f}", flush=True)
     if path is not None:
-        document = {
-            "hardware": hardware(),
-            "commit": commit,
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": " ".join(["python -m", command, *sys.argv[1:]]),
-            "figures": {name: round(value, 4) for name, value in figures.items()},
-        }
-        path.write_text(json.dumps(document, indent=2) + "\n")
+        gather(figures, path, program=program, commit=commit)
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
 """The README's table and plot of the pair on GPUs, from the last results.
 
-    python -m tests.benchmarks.gpu_table
+    python -m tests.benchmarks.gpu_table [FILE]
 
-prints both; a test holds the README to them.
+prints both, of the committed results or of a file; a test holds the README to the former.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,7 +122,9 @@ def table(figures: dict[str, float]) -> str:
     """Return the table as Markdown."""
     lines = ["| | measured | goal | peer | limit |", "|---|---|---|---|---|"]
     for row in ROWS:
-        measured = " / ".join(_rounded(figures[name]) for name in row.figures)
+        measured = " / ".join(
+            _rounded(figures[name]) if name in figures else "?" for name in row.figures
+        )
         lines.append(f"| {row.what} | **{measured}** | {row.goal} | {row.peer} | {row.limit} |")
     return "\n".join(lines)
 
@@ -136,9 +139,9 @@ def plot(figures: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
-def last_figures() -> dict[str, float]:
-    """Return the figures of the last run."""
-    figures: dict[str, float] = json.loads(RESULTS.read_text(encoding="utf-8"))["figures"]
+def last_figures(path: Path = RESULTS) -> dict[str, float]:
+    """Return the figures of the last run that was written there."""
+    figures: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["figures"]
     return figures
 
 
@@ -148,7 +151,7 @@ def _rounded(value: float) -> str:
 
 def main() -> None:
     """Print both."""
-    figures = last_figures()
+    figures = last_figures(*map(Path, sys.argv[1:2]))
     print(table(figures))
     print()
     print(plot(figures))

@@ -10,6 +10,7 @@ pools: that of an H200 with the Llama-3.1-8B shape, and one that is too small fo
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from decoded.scheduler import Scheduler
 from shared.kv.allocator import BlockAllocator
+from tests.benchmarks.results_file import gather
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK_SIZE = 16
@@ -160,14 +162,27 @@ def traces() -> dict[str, Lengths]:
 
 
 def main() -> None:
-    """Print a line for each trace and pool."""
+    """Print a line for each trace and pool, and write the figure that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", default="unknown")
+    arguments = parser.parse_args()
+    worst_pct = 0.0
     for name, lengths in traces().items():
         for num_blocks in (LARGE_POOL_BLOCKS, SMALL_POOL_BLOCKS[name]):
             waste = replay(lengths, num_blocks)
+            worst_pct = max(worst_pct, waste.unused_pct)
             print(
                 f"{name:9} {num_blocks:6} blocks: {waste.unused_pct:5.2f} % of the reserved slots "
                 f"unused, over {waste.num_steps} steps; preemptions: {waste.num_preempted}"
             )
+    if arguments.json is not None and worst_pct > 0:
+        gather(
+            {"kv_waste_pct": worst_pct},
+            arguments.json,
+            program="tests.benchmarks.kv_waste",
+            commit=arguments.commit,
+        )
 
 
 if __name__ == "__main__":
