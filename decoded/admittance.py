@@ -13,6 +13,7 @@ from protocol import messages as wire
 from protocol.errors import InvalidMessageError
 from protocol.limits import VERSION
 from shared.daemon.fingerprint import first_difference
+from shared.daemon.sampling import sampling_params
 from shared.ops.token_bitmap import bitmap_bytes
 
 if TYPE_CHECKING:
@@ -171,6 +172,10 @@ def _check_first_step(message: wire.Chunk, step: wire.FirstStep, layout: KVLayou
         )
     if step.sampling.seed is None:
         raise InvalidMessageError("chunk: the first step's seed is not resolved")
+    if sampling_params(step.sampling).is_adjusted:
+        raise InvalidMessageError(
+            "chunk: the first step's penalties or bias need what HANDOFF alone tells"
+        )
 
 
 def check_handoff(message: wire.Handoff, layout: KVLayout, num_slots: int, vocab_size: int) -> None:

@@ -1,6 +1,7 @@
-"""Adopts what comes over links: reserves, answers, starts sequences whose blocks are pulled.
+"""Understands what comes over links, and chooses what is copied for it.
 
-One book of leases a link decides (`intake.py`); here its decisions are carried out.
+A message becomes a question to its link's book of leases (`intake.py`), and so does the end of a
+copy; what the book decides is carried out by `lease_desk.py`.
 """
 
 from __future__ import annotations
@@ -11,38 +12,29 @@ from typing import TYPE_CHECKING
 from decoded.early_step import EarlyStep
 from decoded.in_place_desk import InPlaceDesk
 from decoded.intake import Intake
-from decoded.lease_effects import (
-    BlockCopy,
-    Effect,
-    Ignored,
-    Lost,
-    Pulled,
-    SendAdopt,
-    SendNoChunk,
-    SendReject,
-    SendRelease,
-    Unreserve,
-)
+from decoded.lease_desk import LeaseDesk
 from decoded.links import Links
 from decoded.sequence import Sequence
 from decoded.stream import ClientStream
-from protocol import messages as wire
 from shared.clock import NS_PER_S
 from shared.daemon.sampling import sampling_params
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
+    from decoded.lease_effects import BlockCopy
     from decoded.link import LinkSession
     from decoded.metrics import DecodeMetrics
     from decoded.scheduler import Scheduler
     from decoded.sequences import SequenceBook
+    from decoded.step_result import StepResult
     from decoded.turns import CopyDone
+    from protocol import messages as wire
     from shared.service.frame import Service
 
 
 class AdoptionDesk:
-    """All links, and what they brought.
+    """All links, and what they bring.
 
     Args:
         service: Clock and log.
@@ -69,15 +61,20 @@ class AdoptionDesk:
         self._block_size = block_size
         self._loop = asyncio.get_running_loop()
         self.links = Links(scheduler)
-        self._came_over: dict[Sequence, LinkSession] = {}
-        """The link of each sequence whose blocks are not all pulled."""
-        self._unconfirmed: dict[Sequence, LinkSession] = {}
-        """The link of each sequence whose ADOPT the kernel has not accepted whole."""
-        self._begun: list[EarlyStep] = []
         self.in_place = InPlaceDesk(
             scheduler=scheduler, book=book, credits=self.links.credits, on_work=on_work
         )
         """What is read where it is, and how it is moved when prefilld dies."""
+        self.leases = LeaseDesk(
+            service=service,
+            scheduler=scheduler,
+            book=book,
+            metrics=metrics,
+            links=self.links,
+            in_place=self.in_place,
+            on_work=on_work,
+        )
+        """What leases come to, and sequences that have not started."""
 
     # --- links -------------------------------------------------------------------------------
 
@@ -119,7 +116,7 @@ class AdoptionDesk:
             event=message.event,
             early=_early_step(message.first_step),
         )
-        self.carry_out(session, effects)
+        self.leases.carry_out(session, effects)
 
     def on_handoff(
         self, session: LinkSession, message: wire.Handoff, descriptor: int | None
@@ -164,25 +161,16 @@ class AdoptionDesk:
                 num_tokens=message.num_tokens,
                 first_token=message.request.ids[-1],
             )
-        self.carry_out(session, effects)
+        self.leases.carry_out(session, effects)
 
     def on_abort(self, session: LinkSession, message: wire.Abort) -> None:
         """Give a lease back that prefilld wants back."""
-        self.carry_out(session, session.intake.abort(message.lease))
+        self.leases.carry_out(session, session.intake.abort(message.lease))
 
     def on_lost(self, session: LinkSession) -> None:
-        """Drop what was only reserved; go on with what was adopted.
-
-        A stream whose ADOPT the kernel did not accept whole is not ours: prefilld hands it to
-        another decoded, or its client asks again.
-        """
+        """Go on without a link."""
         self._metrics.links_lost.inc()
-        self.carry_out(session, session.intake.link_lost())
-        for sequence, owner in tuple(self._unconfirmed.items()):
-            if owner is session:
-                del self._unconfirmed[sequence]
-                sequence.stream.abandon()
-                self._book.client_gone(sequence)
+        self.leases.link_lost(session)
         self._on_work()  # what is read in place is to be moved
 
     # --- copies ------------------------------------------------------------------------------
@@ -196,7 +184,7 @@ class AdoptionDesk:
                     max_blocks -= len(copy.sources)
                     chosen.append((session, copy))
                 else:
-                    self.carry_out(session, session.intake.copied(copy, is_valid=False))
+                    self.leases.carry_out(session, session.intake.copied(copy, is_valid=False))
         return [*chosen, *self.in_place.next_copies(max_blocks)]
 
     def copied(self, session: LinkSession, copy: BlockCopy, done: CopyDone) -> None:
@@ -219,117 +207,15 @@ class AdoptionDesk:
         effects = session.intake.copied(
             copy, is_valid=is_valid, start_ns=done.start_ns, done_ns=done.done_ns
         )
-        self.carry_out(session, effects)
+        self.leases.carry_out(session, effects)
 
-    def early_done(self, session: LinkSession, lease_id: int) -> None:
-        """Look whether a lease waited for its early step to end."""
-        self.carry_out(session, session.intake.early_done(lease_id))
-
-    def take_begun(self) -> list[EarlyStep]:
-        """Return steps that were over before their sequences started, and now have one."""
-        begun, self._begun = self._begun, []
-        return begun
-
-    def cancel_pull(self, sequence: Sequence) -> None:
-        """Give the lease of a cancelled sequence back, if its blocks are not pulled yet."""
-        session = self._came_over.pop(sequence, None)
-        if session is not None:
-            self.carry_out(session, session.intake.cancel(sequence.lease_id))
-
-    # --- effects -----------------------------------------------------------------------------
-
-    def carry_out(self, session: LinkSession, effects: Iterable[Effect[Sequence]]) -> None:
-        """Do what a link's book of leases decided, in its order."""
-        for effect in effects:
-            match effect:
-                case SendNoChunk(lease_id=lease_id):
-                    self._answer(session, wire.NoChunk, lease_id)
-                case SendAdopt(lease_id=lease_id, request=sequence):
-                    self._adopt(session, lease_id, sequence)
-                case SendReject():
-                    self._reject(session, effect)
-                case SendRelease(lease_id=lease_id):
-                    self._answer(session, wire.Release, lease_id)
-                case Unreserve(blocks=blocks):
-                    self._scheduler.unreserve(blocks)
-                case Pulled():
-                    self._start(effect)
-                case Lost(request=sequence):
-                    del self._came_over[sequence]
-                    self._book.fail(sequence, "prefill-lost", "the prompt's blocks were revoked")
-                case Ignored(kind=kind, lease_id=lease_id):
-                    self._metrics.ignored.labels(kind).inc()
-                    self._service.log.debug("lease.ignored", what=kind, lease_id=lease_id)
-        self._on_work()
-
-    def _answer(
-        self, session: LinkSession, kind: type[wire.NoChunk | wire.Release], lease_id: int
-    ) -> None:
-        credits = self.credits(session)
-        session.send(kind(epoch=session.epoch, lease=lease_id, credits=credits))
-
-    def _adopt(self, session: LinkSession, lease_id: int, sequence: Sequence) -> None:
-        self._book.add(sequence)
-        self._came_over[sequence] = self._unconfirmed[sequence] = session
-        self._metrics.adopted.inc()
-        self._service.log.info(
-            "handoff.adopted",
-            request_id=sequence.state.id,
-            lease_id=lease_id,
-            prompt_tokens=sequence.state.prompt_tokens,
-        )
-        session.send(
-            wire.Adopt(epoch=session.epoch, lease=lease_id, credits=self.credits(session)),
-            on_sent=lambda: self._confirmed(sequence),
-        )
-
-    def _confirmed(self, sequence: Sequence) -> None:
-        """The stream is ours from now on."""
-        self._unconfirmed.pop(sequence, None)
-        sequence.stream.activate()
-
-    def _reject(self, session: LinkSession, effect: SendReject[Sequence]) -> None:
-        effect.request.stream.abandon()
-        self._metrics.rejected.labels(effect.code).inc()
-        self._service.log.warning(
-            "handoff.rejected",
-            request_id=effect.request.state.id,
-            lease_id=effect.lease_id,
-            code=effect.code,
-            reason=effect.message,
-        )
-        session.send(
-            wire.Reject(
-                epoch=session.epoch,
-                lease=effect.lease_id,
-                code=effect.code,
-                message=effect.message,
-                credits=self.credits(session),
-            )
-        )
-
-    def _start(self, effect: Pulled[Sequence]) -> None:
-        sequence = effect.request
-        session = self._came_over.pop(sequence, None)
-        sequence.settle(effect.blocks, effect.in_place)
-        sequence.times.copy_start_ns = effect.copy_start_ns
-        sequence.times.copy_done_ns = effect.copy_done_ns
-        if effect.early is not None:
-            sequence.go_on_from(effect.early)
-            if effect.early.result is not None:
-                self._begun.append(effect.early)
-        sequence.has_started = True
-        self._scheduler.start(sequence)
-        if effect.in_place and session is not None:
-            self.in_place.add(session, effect)
-        waited_ns = max(0, effect.copy_done_ns - sequence.times.adopted_ns)
-        self._metrics.pull_seconds.observe(waited_ns / NS_PER_S)
-        self._service.log.info(
-            "lease.pulled",
-            request_id=sequence.state.id,
-            lease_id=sequence.lease_id,
-            waited_us=waited_ns // 1000,
-        )
+    def early_done(self, session: LinkSession, copy: BlockCopy, result: StepResult) -> None:
+        """Take note of what the step behind a copy brought; its lease may have waited for that."""
+        assert copy.early is not None, "only such a copy has begun a step"
+        copy.early.is_in_flight, copy.early.result = False, result
+        effects = session.intake.early_done(copy.lease_id)
+        if effects:  # most often its sequence has started, and there is nothing to look at
+            self.leases.carry_out(session, effects)
 
 
 def _early_step(told: wire.FirstStep | None) -> EarlyStep | None:

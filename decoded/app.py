@@ -191,7 +191,7 @@ class Decoded:
                 device=parts.device,
                 hello=hello,
                 access=access,
-                turns=parts.turns,
+                set_peer=parts.turns.set_peer,
             ),
             socket=visitor.socket,
             hello=hello,
@@ -235,7 +235,7 @@ class Decoded:
         }
         parts = self._parts
         if parts is None:
-            unknown = ("fingerprint", "epoch", "pool", "sequences", "link", "requests")
-            return status | dict.fromkeys(unknown)
+            unknown = ("fingerprint", "epoch", "pool", "sequences", "swap", "slots")
+            return status | dict.fromkeys((*unknown, "link", "requests"))
         told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
         return status | told | parts.overview.status()

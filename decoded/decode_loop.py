@@ -1,5 +1,8 @@
 """decoded's loop: one turn after the other, each of some copies and one step for the whole batch.
 
+A step is for a whole batch, or for one lease that begins early (`early_step.py`): that the engine
+launches by itself, behind a copy, and the loop learns of it with the copy's end.
+
 The event loop's thread decides and the engine thread executes, so all state has one owner and needs
 no lock.  Where the engine allows it, a step is launched before the one before it was looked at: the
 GPU then never waits for this loop.  What such a step computes for a sequence that had ended by then
@@ -12,17 +15,18 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from decoded.turns import CopyJob, SwapJob, TurnResult, Turns
+from decoded.turns import CopyJob, SwapJob
 from shared.kv.pull import slice_blocks
 
 if TYPE_CHECKING:
     from decoded.adoption import AdoptionDesk
-    from decoded.early_step import EarlyStep
     from decoded.metrics import DecodeMetrics
     from decoded.scheduler import Scheduler
     from decoded.sequence import Sequence
     from decoded.sequences import SequenceBook
+    from decoded.step_result import StepResult
     from decoded.swap_desk import SwapDesk
+    from decoded.turns import TurnResult, Turns
     from shared.engine.thread import EngineThread
     from shared.kv.layout import KVLayout
 
@@ -68,7 +72,8 @@ class DecodeLoop:
         """When the previous step ended."""
         self._work = asyncio.Event()
         self._in_flight: deque[list[Sequence] | CopyJob] = deque()
-        """What steps are launched for and not collected: a batch, or the lease of an early one."""
+        """What each step is for that is launched and not collected, the oldest first: a batch, or
+        the lease whose last copy brought an early one."""
         self._num_copies = 0
         """Copies that were submitted and not reported."""
         self._is_submitting = False
@@ -86,8 +91,7 @@ class DecodeLoop:
         """Take turns, for ever."""
         while True:
             self._work.clear()
-            for early in self._desk.take_begun():
-                self._early_result(early)
+            self._take_early_results()
             self._end_cancelled()
             has_room = len(self._in_flight) < self._turns.depth
             batch = self._swaps.next_batch() if has_room else []
@@ -102,8 +106,8 @@ class DecodeLoop:
                 self._in_flight.append(batch)
             result = await self._engine.run(self._turns.take, steps)
             self._take_copies(result)
-            if result.token_ids is not None:
-                self._collected(self._in_flight.popleft(), result)
+            if result.step is not None:
+                self._collected(self._in_flight.popleft(), result.step)
             self._desk.links.tell_credits()
 
     def _submit_copies(self, max_bytes: int) -> None:
@@ -113,49 +117,45 @@ class DecodeLoop:
         if not self._turns.copies_beside_steps:
             max_blocks = slice_blocks(self._layout, max_bytes)
         # Swaps first: what they make free, others wait for.
+        jobs: list[CopyJob | SwapJob] = []
         for swap in self._swaps.next_swaps(max_blocks):
-            self._num_copies += 1
             max_blocks -= len(swap.sources)
-            self._turns.submit(SwapJob(swap=swap))
+            jobs.append(SwapJob(swap=swap))
         for session, copy in self._desk.next_copies(max_blocks):
-            self._num_copies += 1
-            self._turns.submit(CopyJob(session=session, copy=copy))
+            jobs.append(CopyJob(session=session, copy=copy))
+        self._num_copies += len(jobs)
+        for job in jobs:
+            self._turns.submit(job)
 
     def _take_copies(self, result: TurnResult) -> None:
+        self._num_copies -= len(result.copies)
         for done in result.copies:
-            self._num_copies -= 1
-            if isinstance(done.job, SwapJob):
-                self._swaps.swapped(done.job.swap, duration_ns=done.done_ns - done.start_ns)
-                continue
-            copy = done.job.copy
-            if done.is_complete:
-                num_bytes = len(copy.sources) * self._layout.block_bytes
-                self._metrics.copied(num_bytes=num_bytes, duration_ns=done.done_ns - done.start_ns)
-            if done.has_begun_step:
-                self._in_flight.append(done.job)
-            self._desk.copied(done.job.session, copy, done)
+            match done.job:
+                case SwapJob(swap=swap):
+                    self._swaps.swapped(swap, duration_ns=done.duration_ns)
+                case CopyJob(session=session, copy=copy):
+                    if done.is_complete:
+                        num_bytes = len(copy.sources) * self._layout.block_bytes
+                        self._metrics.copied(num_bytes=num_bytes, duration_ns=done.duration_ns)
+                    if done.has_begun_step:
+                        self._in_flight.append(done.job)
+                    self._desk.copied(session, copy, done)
 
-    def _collected(self, of: list[Sequence] | CopyJob, result: TurnResult) -> None:
+    def _collected(self, of: list[Sequence] | CopyJob, result: StepResult) -> None:
         """Take a step's result for whatever it was launched for."""
-        if not isinstance(of, CopyJob):
-            self._stepped(of, result)
-            return
-        early = of.copy.early
-        assert early is not None, "only such a copy has begun a step"
-        early.is_in_flight, early.result = False, result
-        if early.sequence is not None:
-            self._early_result(early)
+        if isinstance(of, CopyJob):
+            self._desk.early_done(of.session, of.copy, result)
+            self._take_early_results()
         else:
-            self._desk.early_done(of.session, of.copy.lease_id)
+            self._stepped(of, result)
 
-    def _early_result(self, early: EarlyStep) -> None:
-        assert early.sequence is not None
-        assert early.result is not None
-        self._stepped([early.sequence], early.result)
+    def _take_early_results(self) -> None:
+        """Go on with sequences that have started, and whose early steps are over."""
+        for sequence, result in self._desk.leases.take_early_results():
+            self._stepped([sequence], result)
 
-    def _stepped(self, batch: list[Sequence], result: TurnResult) -> None:
+    def _stepped(self, batch: list[Sequence], result: StepResult) -> None:
         """Send each sequence its token, and end those that are done."""
-        assert result.token_ids is not None
         voided = [
             sequence
             for sequence in batch
@@ -169,7 +169,7 @@ class DecodeLoop:
         living = [sequence for sequence in batch if self._book.is_living(sequence)]
         second = [sequence for sequence in living if not sequence.new_ids]
         for sequence in second:
-            sequence.times.first_step_ns = result.step_done_ns
+            sequence.times.first_step_ns = result.done_ns
         # Tokens before numbers: a client waits for the former.
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
             if not self._book.is_living(sequence):
@@ -183,14 +183,14 @@ class DecodeLoop:
         self._metrics.stepped(
             num_sequences=len(living),
             num_second=len(second),
-            step_s=result.step_seconds,
-            since_ns=max(0, result.step_done_ns - self._last_step_ns),
+            step_s=result.seconds,
+            since_ns=max(0, result.done_ns - self._last_step_ns),
         )
-        self._last_step_ns = max(self._last_step_ns, result.step_done_ns)
+        self._last_step_ns = max(self._last_step_ns, result.done_ns)
 
     def _end_cancelled(self) -> None:
         """Take cancelled sequences out."""
         for sequence in self._book.living:
             if sequence.is_cancelled:
-                self._desk.cancel_pull(sequence)
+                self._desk.leases.cancel(sequence)
                 self._book.end(sequence, "cancelled")

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING
 from shared.engine.decoding import DecodeStep
 
 if TYPE_CHECKING:
-    from decoded.sequence import Sequence
-    from decoded.turns import TurnResult
+    from decoded.step_result import StepResult
     from shared.ops.sampling import SamplingParams
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class EarlyStep:
-    """One lease's, and from ADOPT on one sequence's.  Compared by identity."""
+    """One lease's, and one sequence's once that has started.  Compared by identity.
+
+    The event loop's thread has it but for two things: from `was_offered` on the engine thread
+    reads it, and writes `token_id` before it reports the copy that the step came with.
+    """
 
     position: int
     """Of the first token: how many tokens the prompt has."""
@@ -36,10 +39,8 @@ class EarlyStep:
     """The first token, once the step was launched."""
     is_in_flight: bool = False
     """The step is launched and not collected, as far as the event loop knows."""
-    sequence: Sequence | None = None
-    """Whose step it is, once that has started."""
-    result: TurnResult | None = None
-    """What the step brought, where that came before the sequence started."""
+    result: StepResult | None = None
+    """What the step brought, once it was collected; it may be before its sequence has started."""
 
     @property
     def is_launched(self) -> bool:

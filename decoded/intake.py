@@ -6,11 +6,17 @@ lease, and they stay with it until they go to a started sequence (`Pulled`) or b
 scheduler (`Unreserve`).  Each lease has at most one copy at the engine, and behind it perhaps the
 sequence's first step (`early_step.py`); nothing is freed while either runs.
 
-    CHUNK ──► RESERVED ──HANDOFF──► ADOPTED ──all blocks copied──► Pulled, RELEASE
-      │           │                    │
-      │           ├──ABORT──► ENDING ◄─┤ cancelled, or its generation changed
-      │           └──link lost──► (dropped once no copy runs)
-      └─ no room ─► DECLINED ──HANDOFF──► ADOPTED, or REJECT where there still is no room
+    CHUNK ──room──► RESERVED ──HANDOFF──► ADOPTED ──all blocks copied──► RELEASE, Pulled
+      │              │    │                  │
+      │              │    │ ABORT, link lost,│ cancelled, or revoked under a copy
+      │              │    │ HANDOFF refused  ▼
+      │              │    └──────────────► ENDING ──no copy, no step runs──► RELEASE or REJECT
+      │              │ revoked under a copy
+      │              ▼
+      └─no room─► DECLINED ──HANDOFF──► ADOPTED, or REJECT where there still is no room
+                     └──ABORT──► RELEASE
+
+`held_lease.py` has what belongs to one lease alone: what it may read, and what is copied next.
 
 With direct access whole blocks stay where they are, and only the one that is partly filled is
 copied: `Pulled` says what is read in place, and the lease lasts on in `in_place.py`.  A CHUNK is of
@@ -33,7 +39,6 @@ from decoded.lease_effects import (
     Effect,
     Ignored,
     Lost,
-    Pulled,
     SendAdopt,
     SendNoChunk,
     SendReject,
@@ -71,7 +76,7 @@ class Intake(Generic[R]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no lease is left, so that no block of the mapping will be read again."""
+        """Whether no lease is left here: what is read in place is in another book."""
         return not self._leases
 
     @property
@@ -87,11 +92,6 @@ class Intake(Generic[R]):
     def num_in_place(self, num_tokens: int) -> int:
         """Return how many blocks of a prompt stay where they are."""
         return num_tokens // self._block_size if self._is_direct else 0
-
-    def is_pulled(self, lease_id: int) -> bool:
-        """Whether every readable block of a lease was copied already."""
-        lease = self._leases.get(lease_id)
-        return lease is not None and lease.num_copied == len(lease.sources)
 
     def chunk(
         self,
@@ -122,11 +122,11 @@ class Intake(Generic[R]):
                 return [SendNoChunk(lease_id)]
         if lease.state is not LeaseState.RESERVED:
             return []  # a CHUNK that crossed our NOCHUNK, or one of a lease that is ending
-        if first != len(lease.sources) or len(lease.sources) + len(blocks) > len(lease.targets):
+        is_behind_last = lease.early is not None  # whose step may run by now
+        has_room = len(lease.sources) + len(blocks) <= len(lease.targets)
+        if is_behind_last or first != len(lease.sources) or not has_room:
             return [Ignored("chunk", lease_id)]
-        lease.sources.extend(blocks)
-        if event is not None:
-            lease.events.append((len(lease.sources), event))
+        lease.add_sources(blocks, event)
         if early is not None:
             early.block_table = [*(~block for block in in_place), *lease.targets]
             lease.early, lease.in_place = early, in_place
@@ -156,39 +156,27 @@ class Intake(Generic[R]):
             targets = self._reserve(total)
             if targets is None:
                 text = f"no room for a sequence of {total} blocks"
-                return self.reject(lease_id, "no-room", text, request)
+                return self._reject(lease_id, "no-room", text, request)
             lease = self._hold(lease_id, slot, generation, LeaseState.RESERVED, targets)
         if lease.state is not LeaseState.RESERVED:
-            return self.reject(lease_id, "unexpected-message", "the lease is taken", request)
-        announced = (slot, generation, total, blocks[: len(lease.sources)])
-        if announced != (lease.slot, lease.generation, len(lease.targets), lease.sources):
-            return self.reject(
-                lease_id, "invalid-message", "HANDOFF contradicts what CHUNKs named", request
-            )
-        if lease.early is not None and lease.early.contradicts(num_tokens, first_token):
-            return self.reject(
-                lease_id, "invalid-message", "HANDOFF contradicts the first token told", request
-            )
-        lease.sources, lease.in_place = list(blocks), in_place
-        # The first token was read back behind all of them, so they are written.
-        lease.events.clear()
-        lease.state = LeaseState.ADOPTED
-        lease.request = request
+            return self._reject(lease_id, "unexpected-message", "the lease is taken", request)
+        contradiction = lease.contradiction(
+            slot=slot,
+            generation=generation,
+            blocks=blocks,
+            total=total,
+            num_tokens=num_tokens,
+            first_token=first_token,
+        )
+        if contradiction is not None:
+            return self._reject(lease_id, "invalid-message", contradiction, request)
+        lease.adopt(request, blocks=blocks, in_place=in_place, first_token=first_token)
         return [SendAdopt(lease_id, request), *self._when_copied(lease)]
 
     def refuse(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
         """Reject a HANDOFF that cannot be adopted, whatever the room."""
         self.seen += 1
-        return self.reject(lease_id, code, message, request)
-
-    def reject(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
-        """Do not take a HANDOFF; what was reserved for it goes back, after any copy in flight."""
-        rejection = SendReject(lease_id, code, message, request)
-        lease = self._leases.get(lease_id)
-        if lease is None or lease.state is LeaseState.ADOPTED or lease.rejection is not None:
-            return [Ignored("handoff", lease_id), rejection]
-        lease.rejection = rejection  # also of a lease that is ending: one answer is enough
-        return self._end(lease)
+        return self._reject(lease_id, code, message, request)
 
     def abort(self, lease_id: int) -> list[Effect[R]]:
         """Prefilld takes the lease back; an adopted one is ours to finish, and is released then."""
@@ -220,34 +208,10 @@ class Intake(Generic[R]):
         for lease in order:
             if max_blocks == 0:
                 break
-            if lease.is_copying or lease.state is LeaseState.ENDING:
-                continue
-            start = lease.num_copied
-            # One chunk at a time: what is written need not wait for what is not.
-            end, event = next(
-                (mark for mark in lease.events if mark[0] > start), (len(lease.sources), None)
-            )
-            sources = lease.sources[start : min(end, start + max_blocks)]
-            is_last = start + len(sources) == len(lease.sources)
-            early = self._early_behind(lease) if is_last else None
-            if early is not None:
-                early.was_offered = True
-                event = lease.events[-1][1] if lease.events else None
-            elif not sources:
-                continue
-            lease.is_copying = True
-            max_blocks -= len(sources)
-            copies.append(
-                BlockCopy(
-                    lease_id=lease.lease_id,
-                    slot=lease.slot,
-                    generation=lease.generation,
-                    sources=sources,
-                    targets=lease.targets[start : start + len(sources)],
-                    event=event,
-                    early=early,
-                )
-            )
+            copy = lease.next_copy(max_blocks)
+            if copy is not None:
+                max_blocks -= len(copy.sources)
+                copies.append(copy)
         return copies
 
     def copied(
@@ -262,17 +226,18 @@ class Intake(Generic[R]):
             done_ns: When it ended.
         """
         lease = self._leases[copy.lease_id]
-        lease.is_copying = False
-        lease.copy_start_ns = lease.copy_start_ns or start_ns
-        lease.copy_done_ns = done_ns
+        lease.copied(copy, is_valid=is_valid, start_ns=start_ns, done_ns=done_ns)
         if lease.state is LeaseState.ENDING:
             return self._end(lease)
+        if lease.has_begun_wrong and lease.request is not None:
+            text = "prefilld told two first tokens of the answer"
+            return [Lost(lease.request, text), *self._end(lease)]
         if is_valid:
-            lease.num_copied += len(copy.sources)
             return self._when_copied(lease)
         if lease.state is LeaseState.ADOPTED and lease.request is not None:
             return [Lost(lease.request), *self._end(lease)]
-        return self._end(lease) if lease.is_in_use else self._decline(lease)
+        # Revoked before it was handed off: it stays, without blocks, for its ABORT.
+        return self._end(lease) if lease.is_in_use else [Unreserve(lease.decline())]
 
     def early_done(self, lease_id: int) -> list[Effect[R]]:
         """Take note that a lease's early step was collected before its sequence started."""
@@ -291,14 +256,6 @@ class Intake(Generic[R]):
         num_in_place = self.num_in_place(num_tokens)
         return blocks[:num_in_place], blocks[num_in_place:], total - num_in_place
 
-    def _early_behind(self, lease: HeldLease[R]) -> EarlyStep | None:
-        """Return what may begin behind a lease's last copy; a HANDOFF that is here needs nothing.
-
-        With direct access there may be nothing to copy: then the copy is empty.
-        """
-        is_due = lease.request is None and lease.early is not None and not lease.early.was_offered
-        return lease.early if is_due else None
-
     def _hold(
         self, lease_id: int, slot: int, generation: int, state: LeaseState, targets: list[int]
     ) -> HeldLease[R]:
@@ -310,28 +267,21 @@ class Intake(Generic[R]):
 
     def _when_copied(self, lease: HeldLease[R]) -> list[Effect[R]]:
         """An adopted lease of which nothing is left to copy ends in a started sequence."""
-        is_copied = lease.num_copied == len(lease.sources) and not lease.is_copying
-        if lease.state is not LeaseState.ADOPTED or not is_copied:
+        if lease.state is not LeaseState.ADOPTED or not lease.is_copied:
             return []
-        assert lease.request is not None
         del self._leases[lease.lease_id]
-        pulled = Pulled(
-            lease.request,
-            lease.targets,
-            lease.copy_start_ns,
-            lease.copy_done_ns,
-            in_place=lease.in_place,
-            early=lease.early if lease.early is not None and lease.early.is_launched else None,
-        )
-        return [pulled] if lease.in_place else [*self._release(lease), pulled]
+        # What is read in place is released when its sequence has left.
+        released = [] if lease.in_place else self._release(lease)
+        return [*released, lease.pulled()]
 
-    def _decline(self, lease: HeldLease[R]) -> list[Effect[R]]:
-        """Revoked before it was handed off: keep the lease, without blocks, for its ABORT."""
-        blocks, lease.targets, lease.sources = lease.targets, [], []
-        lease.events.clear()
-        lease.num_copied = 0
-        lease.state = LeaseState.DECLINED
-        return [Unreserve(blocks)]
+    def _reject(self, lease_id: int, code: str, message: str, request: R) -> list[Effect[R]]:
+        """Do not take a HANDOFF; what was reserved for it goes back, after any copy in flight."""
+        rejection = SendReject(lease_id, code, message, request)
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is LeaseState.ADOPTED or lease.rejection is not None:
+            return [Ignored("handoff", lease_id), rejection]
+        lease.rejection = rejection  # also of a lease that is ending: one answer is enough
+        return self._end(lease)
 
     def _end(self, lease: HeldLease[R]) -> list[Effect[R]]:
         lease.state = LeaseState.ENDING

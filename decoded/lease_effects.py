@@ -87,9 +87,10 @@ class Pulled(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Lost(Generic[R]):
-    """The blocks were revoked under the copy: the request ends with `prefill-lost`."""
+    """What came of the prompt cannot be believed: the request ends with `prefill-lost`."""
 
     request: R
+    reason: str = "the prompt's blocks were revoked"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from decoded.admittance import check_chunk, check_handoff
-from decoded.in_place import MOVE_S
-from decoded.links import is_outdated
+from decoded.credits import is_outdated
 from decoded.refusals import contradiction
 from protocol import messages as wire
 from protocol.descriptors import connection_among
@@ -62,7 +61,7 @@ class LinkSession:
         hello: wire.Hello,
         pid: int,
         intake: Intake[Sequence],
-        handler: LinkHandler,
+        handler: LinkHandler[LinkSession],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._service, self._host, self._pool = service, host, pool
@@ -123,9 +122,9 @@ class LinkSession:
         return self._pool.is_mapped
 
     @property
-    def has_moved_long(self) -> bool:
-        """Whether what is still read in place must end for the sake of prefilld's successor."""
-        return self._lost_s is not None and self._now_s() - self._lost_s >= MOVE_S
+    def lost_for_s(self) -> float:
+        """How long ago the connection ended; 0 where it lives."""
+        return 0 if self._lost_s is None else self._now_s() - self._lost_s
 
     def close_mapping(self) -> bool:
         """Unmap the pool once no copy can read it; True when that is done.

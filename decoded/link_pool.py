@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from decoded.mapping import PeerPool, map_pool
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from decoded.access import Access
-    from decoded.turns import Turns
     from protocol import messages as wire
     from shared.daemon.devices import Device
     from shared.daemon.model_host import ModelHost
@@ -26,7 +29,7 @@ class LinkPool:
         device: Where this daemon computes.
         hello: What prefilld said of itself.
         access: How the blocks are used.
-        turns: The engine, which reads the pool where access is direct.
+        set_peer: Lets the engine read a pool in place, where access is direct; see `Turns`.
     """
 
     def __init__(
@@ -38,9 +41,9 @@ class LinkPool:
         device: Device,
         hello: wire.Hello,
         access: Access,
-        turns: Turns,
+        set_peer: Callable[[Tensor | None], None],
     ) -> None:
-        self._service, self._engine, self._turns = service, engine, turns
+        self._service, self._engine, self._set_peer = service, engine, set_peer
         self._host, self._device, self._hello = host, device, hello
         self.access = access
         self.mapped: PeerPool | None = None
@@ -75,7 +78,7 @@ class LinkPool:
     async def begin_direct(self) -> None:
         """Let the engine read the pool in place; no other one is mapped."""
         assert self.mapped is not None, "a pool is mapped before it is read"
-        await self._engine.run(self._turns.set_peer, self.mapped.kv)
+        await self._engine.run(self._set_peer, self.mapped.kv)
 
     def unmap(self) -> bool:
         """Unmap the pool, which nobody reads; True when that is done.
@@ -96,7 +99,7 @@ class LinkPool:
         """Unmap on the engine thread, behind whatever it is doing."""
         try:
             if self.access.way == "direct":
-                await self._engine.run(self._turns.set_peer, None)
+                await self._engine.run(self._set_peer, None)
             self._is_unmapped = await self._engine.run(pool.close)
         finally:
             self._is_unmapping = False

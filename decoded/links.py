@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from decoded.in_place import MOVE_S
 from protocol import messages as wire
 
 if TYPE_CHECKING:
@@ -79,21 +80,7 @@ class Links:
         """
         for session in self.sessions:
             session.tick()
-            if session.has_moved_long:
+            if session.lost_for_s >= MOVE_S:
                 in_place.give_up(session)
             if not in_place.is_reading(session) and session.close_mapping():
                 self._sessions.remove(session)
-
-
-def is_outdated(told: wire.Credits, now: wire.Credits) -> bool:
-    """Whether prefilld's idea of our room is to be corrected.
-
-    Room that came free is told at once.  Room that is gone would be told with every block that an
-    answer takes; it is when prefilld believes in twice as much as there is, or in any where there
-    is none.
-    """
-    return (
-        now.free_blocks > told.free_blocks
-        or now.free_sequences > told.free_sequences
-        or 2 * now.free_blocks < told.free_blocks
-    )

@@ -116,22 +116,19 @@ class DecodeMetrics:
         self.swapped_bytes.labels(direction).inc(num_bytes)
         self.swap_seconds.labels(direction).observe(duration_ns / NS_PER_S)
 
-    def stepped(
-        self, *, num_sequences: int, num_second: int, step_s: float | None, since_ns: int
-    ) -> None:
+    def stepped(self, *, num_sequences: int, num_second: int, step_s: float, since_ns: int) -> None:
         """Count a step, with one call whatever the size of its batch.
 
         Args:
             num_sequences: Of the batch, without those that had ended; each got one token.
             num_second: How many of them got the first token that was sampled here.
-            step_s: How long the step took; None where that was not measured.
+            step_s: How long the step took.
             since_ns: How long ago the previous step ended, in which all others took part.
         """
         self.steps.inc()
         self.generated_tokens.inc(num_sequences)
         self.batch_sequences.observe(num_sequences)
-        if step_s is not None:
-            self.step_seconds.observe(step_s)
+        self.step_seconds.observe(step_s)
         if num_sequences > num_second:
             self.itl_seconds.observe(since_ns / NS_PER_S, num_sequences - num_second)
 

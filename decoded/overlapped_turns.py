@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decoded.early_launch import EarlyLaunch
+from decoded.step_result import StepResult
 from decoded.turns import CopyDone, CopyJob, SwapJob, TurnResult, ends_of
 from shared.clock import NS_PER_S
 
@@ -129,7 +130,7 @@ class OverlappedTurns:
                 break
             time.sleep(POLL_S)
         self._is_interrupted = False
-        return TurnResult(copies=copies, token_ids=None, step_done_ns=time.monotonic_ns())
+        return TurnResult(copies=copies, step=None)
 
     def _step_done(self, copies: list[CopyDone]) -> TurnResult:
         token_ids = self._decoder.collect()
@@ -138,12 +139,9 @@ class OverlappedTurns:
         began_ns = max(self._launched_ns.popleft(), self._last_done_ns)
         self._last_done_ns = done_ns
         self._is_interrupted = False
-        return TurnResult(
-            copies=copies,
-            token_ids=token_ids,
-            step_done_ns=done_ns,
-            step_seconds=(done_ns - began_ns) / NS_PER_S,
-        )
+        seconds = (done_ns - began_ns) / NS_PER_S
+        step = StepResult(token_ids=token_ids, done_ns=done_ns, seconds=seconds)
+        return TurnResult(copies=copies, step=step)
 
     def _look_after_copies(self) -> list[CopyDone]:
         """Launch copies whose blocks are written; return those that are over."""
@@ -190,7 +188,7 @@ class OverlappedTurns:
         if not copy.start_ns:
             self._try_start(copy, now_ns)
         if not copy.start_ns:
-            if self._is_hopeless(copy, now_ns):
+            if _is_hopeless(copy, now_ns):
                 return CopyDone(job=copy.job, is_complete=False, start_ns=now_ns, done_ns=now_ns)
             if copy.early is not None:
                 copy.early.keep_warm(now_ns)
@@ -215,20 +213,14 @@ class OverlappedTurns:
         if copy.early is None or copy.early.token_id is not None:
             return False
         has_other_work = self._decoder.num_in_flight > 0 or self._is_interrupted
-        return not has_other_work and not self._is_hopeless(copy, now_ns)
+        return not has_other_work and not _is_hopeless(copy, now_ns)
 
     def _try_start(self, copy: _Copy, now_ns: int) -> None:
-        if isinstance(copy.job, CopyJob):
-            blocks, pool = copy.job.copy, copy.job.session.peer_pool
-            if not (pool.is_valid(blocks) and pool.is_written(blocks.event)):
-                return
-        copy.start_ns = now_ns
-        copy.prepared.start(is_busy=self._decoder.num_in_flight > 0)
+        if copy.job.may_start:
+            copy.start_ns = now_ns
+            copy.prepared.start(is_busy=self._decoder.num_in_flight > 0)
 
-    def _is_hopeless(self, copy: _Copy, now_ns: int) -> bool:
-        """Whether a copy will never start: its writer is gone or stuck, or took the blocks back."""
-        if isinstance(copy.job, SwapJob):
-            return False  # it starts at once
-        session = copy.job.session
-        is_revoked = not session.peer_pool.is_valid(copy.job.copy)
-        return is_revoked or session.is_lost or now_ns >= copy.deadline_ns
+
+def _is_hopeless(copy: _Copy, now_ns: int) -> bool:
+    """Whether what a copy waits for will not come: its writer is gone, stuck, or took it back."""
+    return copy.job.is_void or now_ns >= copy.deadline_ns

@@ -95,7 +95,11 @@ class Overview:
         holding = [sequence for sequence in self._book.living if sequence.blocks]
         return Slots(
             reserved=sum(sequence.num_slots for sequence in holding),
-            used=sum(sequence.num_tokens + len(sequence.new_ids) for sequence in holding),
+            # What was read in place and went to the arena has tokens that are not in `blocks`.
+            used=sum(
+                min(sequence.num_slots, sequence.num_tokens + len(sequence.new_ids))
+                for sequence in holding
+            ),
         )
 
     def declare(self, metrics: Metrics) -> None:

@@ -7,7 +7,7 @@ one for the next token: it gets another when it needs it.
 Where no block is free, the sequence that was adopted last makes room: its blocks are copied to the
 arena (`swap_book.py`) and it comes back, oldest first, when there is room again.  The oldest is
 never chosen, so whatever was adopted also finishes.  Who waits for a block sits out steps
-meanwhile.  Where the arena is full, it is given up (`take_dropped`), and its client asks again.
+meanwhile.  Where the arena is full, it is given up (`dropped`), and its client asks again.
 
 Room.  What is told to prefilld leaves a block for each sequence that runs or is about to, so that
 their growth does not at once undo what was let in; and it is nothing while somebody is swapped out:
@@ -23,9 +23,9 @@ these is collected.
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from decoded.credits import Room
 from decoded.schedulable import Schedulable
 from decoded.swap_book import AfterCopy, BlockSwap, SwapBook
 
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
     from shared.kv.allocator import BlockAllocator
 
 S = TypeVar("S", bound=Schedulable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What may still be reserved."""
-
-    free_blocks: int
-    free_sequences: int
 
 
 class Scheduler(Generic[S]):
@@ -145,7 +137,7 @@ class Scheduler(Generic[S]):
     def next_batch(self) -> list[S]:
         """Return the sequences of the next step, oldest first, each with a place for its token.
 
-        Afterwards `take_preempted` and `take_dropped` tell of those who had to make room.
+        Afterwards `take_preempted` and `dropped` tell who had to make room.
         """
         batch: list[S] = []
         num_short = index = 0
@@ -184,12 +176,13 @@ class Scheduler(Generic[S]):
         preempted, self._preempted = self._preempted, []
         return preempted
 
-    def take_dropped(self) -> list[S]:
-        """Return the sequences for which there is no room anywhere; each is to be ended.
+    @property
+    def dropped(self) -> tuple[S, ...]:
+        """Sequences for which there is no room anywhere; each is to be ended.
 
         They are out of the batch; `finish` frees their blocks, and then a next batch may differ.
         """
-        return list(self._dropped)
+        return tuple(self._dropped)
 
     def next_swaps(self, max_blocks: int) -> list[BlockSwap[S]]:
         """Choose what to copy to the arena and back, `max_blocks` in all.

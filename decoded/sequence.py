@@ -175,10 +175,8 @@ class Sequence:
         self.num_slots += self.block_size
 
     def go_on_from(self, early: EarlyStep) -> None:
-        """Begin with a step that was launched before; the blocks are settled."""
-        self.early, early.sequence = early, self
-        self.num_in_flight = 1
-        self.block_table = early.block_table
+        """Begin with a step that was launched before, over the blocks that were settled."""
+        self.early, self.block_table = early, early.block_table
 
     def move_in(self, blocks: list[int]) -> None:
         """Read from now on from blocks of our own what was read in place."""

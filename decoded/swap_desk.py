@@ -41,7 +41,7 @@ class SwapDesk:
     def next_batch(self) -> list[Sequence]:
         """Return the sequences of the next step; those without room anywhere end here."""
         batch = self._scheduler.next_batch()
-        while dropped := self._scheduler.take_dropped():
+        while dropped := self._scheduler.dropped:
             for sequence in dropped:
                 self._count(sequence, is_swapped=False)
                 self._book.fail(

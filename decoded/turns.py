@@ -14,6 +14,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from decoded.step_result import StepResult
+from shared.clock import NS_PER_S
 from shared.kv.pull import copy_blocks
 
 if TYPE_CHECKING:
@@ -36,12 +38,33 @@ class CopyJob:
     """The link whose pool they are in."""
     copy: BlockCopy
 
+    @property
+    def may_start(self) -> bool:
+        """Whether the blocks are written, and the lease stands."""
+        pool = self.session.peer_pool
+        return pool.is_valid(self.copy) and pool.is_written(self.copy.event)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it must not start any more, since its writer is gone or took the blocks back."""
+        return self.session.is_lost or not self.session.peer_pool.is_valid(self.copy)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SwapJob:
     """Blocks of one sequence to copy to the arena or back; they are written, and stay ours."""
 
     swap: BlockSwap[Adopted]
+
+    @property
+    def may_start(self) -> bool:
+        """See `CopyJob.may_start`."""
+        return True
+
+    @property
+    def is_void(self) -> bool:
+        """See `CopyJob.is_void`."""
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,22 +79,28 @@ class CopyDone:
     has_begun_step: bool = False
     """The step that came with it, `job.copy.early`, is launched and in flight, alone."""
 
+    @property
+    def duration_ns(self) -> int:
+        """How long it ran."""
+        return self.done_ns - self.start_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
     """What a turn found done."""
 
     copies: list[CopyDone]
-    token_ids: tuple[int, ...] | None
-    """What the oldest step in flight sampled, in its order; None where no step is done."""
-    step_done_ns: int
-    """When the host knew it, on CLOCK_MONOTONIC."""
-    step_seconds: float | None = None
-    """How long that step took, where the engine knows."""
+    step: StepResult | None
+    """What the oldest step in flight brought; None where no step is done."""
 
 
 class Turns(Protocol):
-    """Takes turns.  `take` is called on the engine thread, the rest on the event loop's."""
+    """Takes turns.  `take` and `set_peer` are called on the engine thread, the rest on the loop's.
+
+    Steps are reported in the order in which they were launched.  One may be launched that nobody
+    called `take` for: a copy's early step (`early_step.py`).  That copy's end tells of it
+    (`CopyDone.has_begun_step`), no later than what the step brought.
+    """
 
     @property
     def depth(self) -> int:
@@ -85,7 +114,7 @@ class Turns(Protocol):
         """Have blocks copied; `take` reports it."""
 
     def set_peer(self, kv: Tensor | None) -> None:
-        """Read blocks of a peer's pool in place, or of none any more; on the engine thread.
+        """Read blocks of a peer's pool in place, or of none any more.
 
         With None, no step that reads one is in flight.
         """
@@ -96,8 +125,9 @@ class Turns(Protocol):
     def take(self, steps: Sequence[DecodeStep]) -> TurnResult:
         """Launch a step unless `steps` is empty, and return what is done by now.
 
-        Waits for the oldest step in flight if none can be launched before it is collected; with no
-        step in flight, for a copy.
+        Waits for the oldest step in flight where `steps` is empty or `depth` are in flight, and
+        with none in flight for a copy.  With room for another step it comes back earlier for the
+        end of a copy, or where it is interrupted.
         """
 
 
@@ -140,17 +170,15 @@ class EagerTurns:
     def take(self, steps: Sequence[DecodeStep]) -> TurnResult:
         """See `Turns.take`."""
         copies = [self._copy(self._jobs.popleft()) for _ in range(len(self._jobs))]
+        return TurnResult(copies=copies, step=self._step(steps) if steps else None)
+
+    def _step(self, steps: Sequence[DecodeStep]) -> StepResult:
         began_ns = time.monotonic_ns()
-        if steps:
-            self._decoder.launch(steps)
-        token_ids = self._decoder.collect() if self._decoder.num_in_flight else None
+        self._decoder.launch(steps)
+        token_ids = self._decoder.collect()
         done_ns = time.monotonic_ns()
-        return TurnResult(
-            copies=copies,
-            token_ids=token_ids,
-            step_done_ns=done_ns,
-            step_seconds=None if token_ids is None else (done_ns - began_ns) / 1e9,
-        )
+        seconds = (done_ns - began_ns) / NS_PER_S
+        return StepResult(token_ids=token_ids, done_ns=done_ns, seconds=seconds)
 
     def _copy(self, job: CopyJob | SwapJob) -> CopyDone:
         start_ns = time.monotonic_ns()

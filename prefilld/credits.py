@@ -25,9 +25,14 @@ class _Spent:
 
 
 class CreditAccount:
-    """The credits of one link; a new link starts a new account."""
+    """The credits of one link; a new link starts a new account.
 
-    def __init__(self) -> None:
+    Args:
+        most_blocks: What decoded's pool can ever have for one sequence; None where it is not known.
+    """
+
+    def __init__(self, most_blocks: int | None = None) -> None:
+        self._most_blocks = most_blocks
         self._free_blocks = 0
         self._free_sequences = 0
         self._num_sent = 0
@@ -53,8 +58,13 @@ class CreditAccount:
         return now_ns < self._doubted_until_ns
 
     def covers(self, total_blocks: int) -> bool:
-        """Whether decoded has room for one more sequence of `total_blocks` blocks."""
-        return self.free_sequences >= 1 and self.free_blocks >= total_blocks
+        """Whether decoded has room for one more sequence of `total_blocks` blocks.
+
+        What can never fit is not waited for, and neither are those behind it: a decoded that was
+        started with a smaller pool rejects it for good.
+        """
+        is_hopeless = self._most_blocks is not None and total_blocks > self._most_blocks
+        return self.free_sequences >= 1 and (is_hopeless or self.free_blocks >= total_blocks)
 
     def spend(self, total_blocks: int) -> None:
         """Take note of a frame that reserves a place and `total_blocks` blocks."""

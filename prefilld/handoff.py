@@ -85,7 +85,12 @@ class HandoffDesk:
     # --- the link ----------------------------------------------------------------------------
 
     def link_opened(
-        self, link: LinkSender, held: Sequence[int], *, is_direct: bool = False
+        self,
+        link: LinkSender,
+        held: Sequence[int],
+        *,
+        is_direct: bool = False,
+        pool_blocks: int | None = None,
     ) -> None:
         """Start to hand over through a link that was proved.
 
@@ -94,9 +99,10 @@ class HandoffDesk:
             held: Leases of this epoch that decoded still reads; all others have ended.
             is_direct: decoded reads whole blocks in place; there is nothing to pull ahead, and a
                 CHUNK only lets it begin early.
+            pool_blocks: Most that decoded's pool can have for a sequence; None is not known.
         """
         self._link, self._is_direct = link, is_direct
-        self._credits = CreditAccount()
+        self._credits = CreditAccount(pool_blocks)
         self._is_peer_draining = False
         self.lending.link_restored(frozenset(held))
 
@@ -111,11 +117,7 @@ class HandoffDesk:
         self._is_peer_draining = True
 
     def update_credits(self, room: wire.Credits) -> None:
-        """Take decoded's word for its room.
-
-        Raises:
-            ValueError: decoded has counted more than was sent.
-        """
+        """Take decoded's word for its room; see `CreditAccount.update`."""
         self._credits.update(
             free_blocks=room.free_blocks, free_sequences=room.free_sequences, seen=room.seen
         )

@@ -189,7 +189,12 @@ class PrefillLink:
         )
         self._casualties.peer_found()
         self._pulse.ask()  # for the first round trip
-        self._desk.link_opened(link, welcome.held, is_direct=welcome.access == "direct")
+        self._desk.link_opened(
+            link,
+            welcome.held,
+            is_direct=self.is_direct,
+            pool_blocks=welcome.pool_blocks,
+        )
         self._take_credits(mapped.credits)
         self._on_change()
         self._desk.pump()

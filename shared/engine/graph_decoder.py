@@ -1,15 +1,17 @@
 """Decode steps on a GPU: captured once for each batch size, launched ahead of the host.
 
-What a step needs lies in buffers of fixed address.  A row belongs to one sequence for as long as it
-runs (`decode_rows.py`).  A row's block table and sampling parameters are written when it changes
-hands; what changes with every step (position, slot, length of the context) comes in one transfer.
-The token to compute comes from the device itself: the step before left it in its row, and the
-host, which has not seen it yet, only says which row that is.
+What a step needs lies in buffers of fixed address (`decode_inputs.py`), and a row of them belongs
+to one sequence for as long as it runs (`decode_rows.py`).  The token to compute comes from the
+device itself: the step before left it in its row, and the host, which has not seen it yet, only
+says which row that is.
 
 Sizes.  A graph is captured for each of `batch_sizes`, and a batch runs in the smallest that holds
 it; the rows beyond have no slot and no context and cost next to nothing.
 
 The graph takes the likeliest token of every row; other choices come behind it (`graph_head.py`).
+
+A step of one sequence may be made ready before its token is known (`prepare`): its inputs, its
+graph, and the way of its token back are one graph of their own, and nothing else comes between.
 
 Everything is enqueued on one stream, so a buffer that the host rewrites for the next step is read
 by the present one first.  Only memory that the host itself writes needs more than one copy: it is
@@ -25,18 +27,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from shared.engine.choosing import is_plain
-from shared.engine.decode_rows import DecodeRows
+from shared.engine.decode_inputs import TOKEN, DecodeInputs
+from shared.engine.decode_rows import DecodeRows, RowPlan
 from shared.engine.device_stream import DeviceStream
 from shared.engine.graph_head import GraphHead
-from shared.kv.layout import RESERVED_BLOCK
-from shared.model.batch import DecodeBatch
-from shared.ops.kv_write import PAD_SLOT
 from shared.ops.sampler import warm_up_sampler
-from shared.ops.transfer import to_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,11 +51,6 @@ if TYPE_CHECKING:
 DEPTH = 2
 """The step that runs and the one behind it: the GPU never waits, and a token of a sequence that has
 ended is computed at most once in vain."""
-
-# What changes with every step, one row of the transfer each.
-TOKEN, SOURCE, POSITION, SLOT, CONTEXT = range(5)
-NUM_FIELDS = 5
-NO_SOURCE = -1
 
 
 def batch_sizes(max_batch: int) -> tuple[int, ...]:
@@ -103,26 +96,24 @@ class GraphDecoder:
         max_batch: int,
         max_context_len: int,
     ) -> None:
-        self._model, self.pools, self._layout = model, pools, layout
+        self._model, self.pools = model, pools
         self._stream = DeviceStream(model.device)
         self._sizes = batch_sizes(max_batch)
         self._rows = DecodeRows(max_batch)
-        self._tables: list[Sequence[int] | None] = [None] * max_batch
-        """Which block table each row holds on the device; compared by identity."""
-        max_blocks = layout.num_blocks_for(max_context_len)
-        device = model.device
-        self._fields = torch.zeros((NUM_FIELDS, max_batch), dtype=torch.int64, device=device)
-        self._block_tables = torch.zeros((max_batch, max_blocks), dtype=torch.int32, device=device)
+        self._inputs = DecodeInputs(
+            layout, max_batch=max_batch, max_context_len=max_context_len, device=model.device
+        )
         self._head = GraphHead(model, max_batch)
-        self._staging = [self._stream.host_tensor(NUM_FIELDS, max_batch) for _ in range(DEPTH + 1)]
+        shape = self._inputs.shape
+        self._staging = [self._stream.host_tensor(*shape) for _ in range(DEPTH + 1)]
         self._outputs = [self._stream.host_tensor(max_batch) for _ in range(DEPTH + 1)]
         self._num_launched = 0
         self._in_flight: deque[_InFlight] = deque()
-        model.prepare_decode(max_batch=max_batch, max_context_len=max_blocks * layout.block_size)
-        self._lonely_staging = self._stream.host_tensor(NUM_FIELDS, max_batch)
+        model.prepare_decode(max_batch=max_batch, max_context_len=self._inputs.max_context_len)
+        self._lonely_staging = self._stream.host_tensor(*shape)
         self._lonely_output = self._stream.host_tensor(max_batch)
-        self._nothing = torch.zeros(1, device=device)
-        warm_up_sampler(device, model.spec.vocab_size)
+        self._nothing = torch.zeros(1, device=model.device)
+        warm_up_sampler(model.device, model.spec.vocab_size)
         self._replays = self._capture()
         self._replay_lonely = self._stream.capture(self._lonely_step)
         self._rehearse = self._stream.capture(self._next_to_nothing)
@@ -143,16 +134,12 @@ class GraphDecoder:
             raise ValueError(f"{DEPTH} steps are in flight; collect one first")
         plan = self._rows.plan([step.key for step in steps])
         with self._stream.current():
-            for step, row in zip(steps, plan.rows, strict=True):
-                if self._tables[row] is not step.block_table:
-                    self._take_row(row, step)
+            self._inputs.hold_tables(steps, plan.rows)
             staging = self._staging[self._num_launched % len(self._staging)]
-            self._fill(staging, steps, plan.rows, plan.previous_rows)
-            self._fields.copy_(staging, non_blocking=True)
+            self._inputs.fill(staging, steps, plan)
+            self._inputs.upload(staging)
             self._replays[self._size_for(len(steps))]()
-            told = self._head.choose(steps, plan.rows)
-            if told is not None:
-                told.fetch(self._stream.to_host)
+            told = self._choose(steps, plan.rows)
             sampled = self._outputs[self._num_launched % len(self._outputs)]
             sampled.copy_(self._head.sampled, non_blocking=True)
             mark = self._stream.mark()
@@ -167,9 +154,8 @@ class GraphDecoder:
         plan = self._rows.plan([step.key])
         (row,) = plan.rows
         with self._stream.current():
-            if self._tables[row] is not step.block_table:
-                self._take_row(row, step)
-        self._fill(self._lonely_staging, [step], plan.rows, plan.previous_rows)
+            self._inputs.hold_tables([step], plan.rows)
+        self._inputs.fill(self._lonely_staging, [step], plan)
         return _LonelyStep(self, step, row, self._num_launched)
 
     def rehearse(self) -> None:
@@ -184,9 +170,7 @@ class GraphDecoder:
         self._lonely_staging[TOKEN, row] = token_id
         with self._stream.current():
             self._replay_lonely()
-            told = self._head.choose([step], [row])
-            if told is not None:
-                told.fetch(self._stream.to_host)
+            told = self._choose([step], [row])
             if not is_plain(step):
                 self._lonely_output.copy_(self._head.sampled, non_blocking=True)
             mark = self._stream.mark()
@@ -209,60 +193,12 @@ class GraphDecoder:
         sampled = oldest.sampled.tolist()
         return tuple(sampled[row] for row in oldest.rows)
 
-    # --- a step ------------------------------------------------------------------------------
-
-    def _take_row(self, row: int, step: DecodeStep) -> None:
-        """Put a sequence's block table into a row."""
-        num_blocks = len(step.block_table)
-        if num_blocks > self._block_tables.shape[1]:
-            raise ValueError(
-                f"a table of {num_blocks} blocks does not fit {self._block_tables.shape[1]}"
-            )
-        known = self._tables[row] or ()
-        # Most often the table is the one before and a block: comparing is cheaper than uploading.
-        start = len(known) if step.block_table[: len(known)] == known else 0
-        if start < num_blocks:
-            table = np.array(step.block_table[start:], dtype=np.int32)
-            self._block_tables[row, start:num_blocks] = to_device(table, self._model.device)
-        self._tables[row] = step.block_table
-
-    def _fill(
-        self,
-        staging: Tensor,
-        steps: Sequence[DecodeStep],
-        rows: list[int],
-        previous_rows: list[int | None],
-    ) -> None:
-        """Write what changes with every step to host memory that no earlier step still needs."""
-        block_size, num_blocks = self._layout.block_size, self._layout.num_blocks
-        fields = staging.numpy()
-        fields[SLOT] = PAD_SLOT
-        fields[CONTEXT] = 0
-        fields[TOKEN] = 0
-        fields[SOURCE] = NO_SOURCE
-        fields[POSITION] = 0
-        tokens, sources, positions, slots = [], [], [], []
-        for step, previous_row in zip(steps, previous_rows, strict=True):
-            number, offset = divmod(step.position, block_size)
-            if not (0 <= number < len(step.block_table)):
-                raise ValueError(
-                    f"a table of {len(step.block_table)} blocks does not reach "
-                    f"position {step.position}"
-                )
-            block = step.block_table[number]
-            if not RESERVED_BLOCK < block < num_blocks:
-                raise ValueError(f"the token at {step.position} would go to block {block}")
-            if step.token_id is None and previous_row is None:
-                raise ValueError("the token to compute is not known, and no step brings it")
-            tokens.append(0 if step.token_id is None else step.token_id)
-            sources.append(previous_row if step.token_id is None else NO_SOURCE)
-            positions.append(step.position)
-            slots.append(block * block_size + offset)
-        fields[TOKEN, rows] = tokens
-        fields[SOURCE, rows] = sources
-        fields[POSITION, rows] = positions
-        fields[SLOT, rows] = slots
-        fields[CONTEXT, rows] = fields[POSITION, rows] + 1
+    def _choose(self, steps: Sequence[DecodeStep], rows: Sequence[int]) -> Told | None:
+        """Enqueue the choices that a graph does not make, and the way back of what they tell."""
+        told = self._head.choose(steps, rows)
+        if told is not None:
+            told.fetch(self._stream.to_host)
+        return told
 
     def _size_for(self, num_rows: int) -> int:
         return next(size for size in self._sizes if size >= num_rows)
@@ -273,11 +209,9 @@ class GraphDecoder:
         """Return for each size what runs a step of it."""
         self._stream.follow_all()
         with self._stream.current():
-            fields = self._staging[0]
-            fields.zero_()
-            fields[SLOT] = PAD_SLOT
-            fields[SOURCE] = NO_SOURCE
-            self._fields.copy_(fields)
+            for staging in (self._staging[0], self._lonely_staging):  # steps that write nowhere
+                self._inputs.fill(staging, [], RowPlan(rows=[], previous_rows=[]))
+            self._inputs.upload(self._staging[0])
             # The largest first: the smaller ones then find its memory.
             return {
                 size: self._stream.capture(partial(self._step, size))
@@ -289,24 +223,13 @@ class GraphDecoder:
 
     def _lonely_step(self) -> None:
         """Run a step of one row, its inputs' and its output's way between host and device too."""
-        self._fields.copy_(self._lonely_staging, non_blocking=True)
+        self._inputs.upload(self._lonely_staging)
         self._step(self._sizes[0])
         self._lonely_output.copy_(self._head.sampled, non_blocking=True)
 
     def _step(self, size: int) -> None:
         """Compute the first `size` rows; the token of each is in `_head` afterwards."""
-        fields = self._fields[:, :size]
-        source = fields[SOURCE]
-        token_ids = torch.where(
-            source == NO_SOURCE, fields[TOKEN], self._head.sampled[source.clamp(min=0)]
-        )
-        batch = DecodeBatch(
-            token_ids=token_ids,
-            positions=fields[POSITION],
-            slot_mapping=fields[SLOT],
-            block_tables=self._block_tables[:size],
-            context_lens=fields[CONTEXT].int(),
-        )
+        batch = self._inputs.batch(size, self._head.sampled)
         self._head.take_likeliest(self._model.decode(batch, self.pools))
 
 

@@ -82,7 +82,7 @@ class Preemption(RuleBasedStateMachine):
         if batch:
             self.scheduler.launched(batch)
             self.in_flight.append(batch)
-        for sequence in self.scheduler.take_dropped():
+        for sequence in self.scheduler.dropped:
             self.end(sequence)
 
     @precondition(lambda self: self.in_flight)

@@ -213,10 +213,10 @@ class BothEngines:
                 block_table=table,
                 sampling=GREEDY,
             )
-            token_ids = self._decode.turns.take([step]).token_ids
-            while token_ids is None:
-                token_ids = self._decode.turns.take([]).token_ids
-            ids += token_ids
+            done = self._decode.turns.take([step]).step
+            while done is None:
+                done = self._decode.turns.take([]).step
+            ids += done.token_ids
         return ids
 
 

@@ -191,6 +191,39 @@ def test_a_chunk_that_contradicts_the_pool_is_refused(changes: dict[str, Any], f
         check_chunk(changed(CHUNK, **changes), LAYOUT, NUM_SLOTS)
 
 
+FIRST_STEP = wire.FirstStep(num_tokens=10, sampling=wire.Sampling(seed=1))
+BIASED = [wire.LogitBias(id=3, bias=1.0)]
+
+
+def test_a_first_step_that_the_chunk_bears_out_is_believed() -> None:
+    check_chunk(changed(CHUNK, first_step=FIRST_STEP), LAYOUT, NUM_SLOTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"num_tokens": 17}, "the first step is at 17, but 1 blocks are named"),
+        ({"num_tokens": 0}, "the first step is at 0, but 1 blocks are named"),
+        ({"sampling": wire.Sampling()}, "the first step's seed is not resolved"),
+        ({"sampling": wire.Sampling(seed=1, logit_bias=BIASED)}, "penalties or bias need what"),
+        ({"sampling": wire.Sampling(seed=1, repetition_penalty=1.5)}, "penalties or bias need"),
+    ],
+)
+def test_a_first_step_that_nobody_could_take_early_is_refused(
+    changes: dict[str, Any], fault: str
+) -> None:
+    """Taken without what it lacks, it would bring another answer's token."""
+    chunk = changed(CHUNK, first_step=changed(FIRST_STEP, **changes))
+    with pytest.raises(InvalidMessageError, match=fault):
+        check_chunk(chunk, LAYOUT, NUM_SLOTS)
+
+
+def test_a_first_step_needs_a_place_for_its_token() -> None:
+    chunk = changed(CHUNK, total_blocks=1, first_step=changed(FIRST_STEP, num_tokens=16))
+    with pytest.raises(InvalidMessageError, match="1 blocks have no room for a token at 16"):
+        check_chunk(chunk, LAYOUT, NUM_SLOTS)
+
+
 def check(**changes: Any) -> None:  # noqa: ANN401 - HANDOFF's fields
     check_handoff(changed(HANDOFF, **changes), LAYOUT, NUM_SLOTS, VOCAB)
 

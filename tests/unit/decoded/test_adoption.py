@@ -1,8 +1,7 @@
-"""Adoption: room first, then ADOPT, and only then the client's connection."""
+"""What comes over links: understood, answered, and copied in time."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +9,10 @@ from typing import Any
 from protocol import messages as wire
 from tests.support.descriptors import num_descriptors
 from tests.unit.decoded.samples import CHUNK, EPOCH, changed
-from tests.unit.decoded.world import World, answer_of, ids_of
-from tests.unit.protocol.recorder import Recorder
-from tests.unit.shared.daemon.kit import turns, until
+from tests.unit.decoded.world import World, ids_of
+from tests.unit.shared.daemon.kit import until
 
 Play = Callable[..., list[Any]]
-
-
-def stop_reading(end: Recorder) -> None:
-    asyncio.get_running_loop().remove_reader(end.raw)
-
-
-def read_on(end: Recorder) -> None:
-    asyncio.get_running_loop().add_reader(end.raw, end.socket._on_readable)
 
 
 def test_an_adopt_tells_the_room_that_is_left(play: Play) -> None:
@@ -38,29 +28,6 @@ def test_an_adopt_tells_the_room_that_is_left(play: Play) -> None:
         assert session.intake.held == [1]
         assert world.desk.links.held_leases(EPOCH, world.desk.in_place) == [1]
         assert world.desk.links.held_leases(bytes(16), world.desk.in_place) == []
-
-    play(scene)
-
-
-def test_no_byte_reaches_a_client_before_adopt_is_with_the_kernel(play: Play) -> None:
-    """Prefilld does not read: ADOPT waits here, and so does everything for the client."""
-
-    async def scene(world: World) -> None:
-        prefilld, session = await world.linked(send_buffer_bytes=4_608)
-        stop_reading(prefilld)
-        while session._socket.is_flushed:
-            session.send(wire.Ping(sent_ns=1))
-        user = prefilld.hand_over(ids_of(5), [1])
-        world.start()
-        await until(lambda: world.scheduler.num_running)
-        await until(lambda: world.book.living == ())  # decoded to its end
-        await turns()
-        assert user.messages == []
-        read_on(prefilld)
-        await user.until_received(wire.End)
-        assert prefilld.of(wire.Adopt)
-        assert len(answer_of(user)) == 5
-        await world.settled()
 
     play(scene)
 
@@ -99,15 +66,14 @@ def test_the_batch_s_places_are_room_too(play: Play) -> None:
 def test_chunks_are_pulled_ahead_and_the_handoff_only_adds_the_rest(play: Play) -> None:
     async def scene(world: World) -> None:
         world.start()
-        prefilld, session = await world.linked()
+        prefilld, _ = await world.linked()
         prompt = ids_of(20)
         prefilld.compute(prompt, [5, 3])
         prefilld.page.publish(0, 1)
         prefilld.socket.send(changed(CHUNK, blocks=[5]))
-        await until(lambda: session.intake.held == [1] and session.intake.is_pulled(1))
         block_bytes = world.host.layout.block_bytes
         pulled = world.service.metrics.snapshot
-        assert pulled()["kvpair_pulled_bytes_total"] == block_bytes
+        await until(lambda: pulled()["kvpair_pulled_bytes_total"] == block_bytes)
         user = prefilld.hand_over(prompt, [5, 3])
         await user.until_received(wire.End)
         assert pulled()["kvpair_pulled_bytes_total"] == 2 * block_bytes
@@ -207,48 +173,5 @@ def test_what_was_only_reserved_is_dropped_with_the_link(play: Play) -> None:
         await until(lambda: world.scheduler.num_reserved)
         prefilld.socket.close()
         await world.settled()
-
-    play(scene)
-
-
-async def adopt_in_the_queue(world: World) -> tuple[Recorder, Recorder]:
-    """Return prefilld, which does not read, and the user whose ADOPT waits for it."""
-    prefilld, session = await world.linked(send_buffer_bytes=4_608)
-    stop_reading(prefilld)
-    while session._socket.is_flushed:
-        session.send(wire.Ping(sent_ns=1))
-    user = prefilld.hand_over(ids_of(5), [1])
-    await until(lambda: world.book.living)
-    return prefilld, user
-
-
-def test_a_stream_whose_adopt_never_left_is_not_ours(play: Play) -> None:
-    """Prefilld takes the connection back and hands it to the next decoded."""
-
-    async def scene(world: World) -> None:
-        prefilld, user = await adopt_in_the_queue(world)
-        prefilld.socket.close()
-        await user.until(lambda: user.closed)  # nobody holds it in this test
-        assert user.messages == []
-        world.start()
-        await world.settled()
-
-    play(scene)
-
-
-def test_a_stream_whose_adopt_never_left_is_not_ours_also_when_its_blocks_are_here(
-    play: Play,
-) -> None:
-    """Else its descriptor is held, and the drain waits, until the daemon ends."""
-
-    async def scene(world: World) -> None:
-        prefilld, user = await adopt_in_the_queue(world)
-        world.start()
-        await until(lambda: world.scheduler.num_running or not world.book.living)
-        prefilld.socket.close()
-        await until(lambda: world.sessions[0].is_lost and not world.book.living)
-        await turns(500)
-        assert user.closed
-        assert world.book.is_idle
 
     play(scene)

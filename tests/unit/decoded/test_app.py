@@ -145,6 +145,17 @@ def test_an_arena_is_as_large_as_the_pool_and_missed_only_where_one_was_asked_fo
     assert ("arena.missing" in [line["event"] for line in logs]) == is_missed
 
 
+def test_status_has_the_same_parts_before_the_model_is_there(play: Play) -> None:
+    """Whoever reads one of them meets nothing instead of a missing key."""
+
+    async def scene(app: App) -> None:
+        while_loading = set(await app.status())
+        await app.loaded()
+        assert while_loading == set(await app.status())
+
+    play(scene)
+
+
 def test_status_tells_pool_sequences_and_link(play: Play) -> None:
     async def scene(app: App) -> None:
         await app.loaded()

@@ -120,7 +120,7 @@ def test_a_cancel_in_mid_step_ends_the_answer_after_that_step(play: Play) -> Non
 
         async def cancelled_meanwhile(function: Any, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as the engine's
             result = await take_turn(function, *args, **options)
-            if result.token_ids:
+            if result.step:
                 user.socket.send(wire.Cancel())
                 await until(lambda: world.book.living[0].is_cancelled)
                 assert not world.is_all_free

@@ -292,6 +292,53 @@ def test_beside_running_answers_a_sequence_joins_them_as_ever(
     play(scene)
 
 
+def test_what_joins_behind_an_early_step_changes_nothing_for_either(
+    play: Play, host: ModelHost, decoders: list[SlowDecoder]
+) -> None:
+    """Its own sequence has started by the time that the step of the others is launched, or not."""
+
+    async def scene(world: World) -> None:
+        (decoder,) = decoders
+        world.start()
+        prefilld, _ = await world.linked()
+        decoder.may_end.clear()
+        tell(prefilld, announce(prefilld))
+        await until(lambda: decoder.num_early == 1)
+        other = prefilld.hand_over(ids_of(5), [1], lease=2, at=1)
+        await until(lambda: decoder.num_ordinary == 1)
+        user = prefilld.hand_over(PROMPT, BLOCKS)
+        await until(lambda: len(prefilld.of(wire.Adopt)) == 2)
+        decoder.may_end.set()
+        await ended(user)
+        await ended(other)
+        assert answer_of(user) == expected(host)
+        assert answer_of(other) == expected(host, ids_of(5))
+        await world.settled()
+
+    play(scene)
+
+
+def test_nothing_that_follows_the_last_chunk_frees_what_the_step_writes(
+    play: Play, decoders: list[SlowDecoder]
+) -> None:
+    async def scene(world: World) -> None:
+        (decoder,) = decoders
+        world.start()
+        prefilld, _ = await world.linked()
+        decoder.may_end.clear()
+        tell(prefilld, announce(prefilld))
+        await until(lambda: decoder.num_early == 1)
+        again = wire.FirstStep(num_tokens=len(PROMPT), sampling=STATE.sampling)
+        prefilld.socket.send(changed(CHUNK, first=2, blocks=[], first_step=again))
+        prefilld.socket.send(wire.Abort(epoch=EPOCH, lease=1))
+        await turns(5)
+        assert not world.is_all_free
+        decoder.may_end.set()
+        await world.settled()
+
+    play(scene)
+
+
 def test_a_cancelled_answer_ends_behind_its_early_step(
     play: Play, decoders: list[SlowDecoder]
 ) -> None:

@@ -41,8 +41,23 @@ def make(num_blocks: int = 10) -> tuple[Intake[str], Room]:
     return Intake(reserve=room.reserve), room
 
 
-def chunk(intake: Intake[str], first: int, blocks: list[int], total: int = 4) -> list[Effect[str]]:
-    return intake.chunk(lease_id=7, slot=0, generation=1, first=first, blocks=blocks, total=total)
+def chunk(
+    intake: Intake[str],
+    first: int,
+    blocks: list[int],
+    total: int = 4,
+    lease_id: int = 7,
+    early: EarlyStep | None = None,
+) -> list[Effect[str]]:
+    return intake.chunk(
+        lease_id=lease_id,
+        slot=0,
+        generation=1,
+        first=first,
+        blocks=blocks,
+        total=total,
+        early=early,
+    )
 
 
 def handoff(
@@ -184,6 +199,19 @@ def test_a_chunk_that_leaves_a_gap_is_ignored() -> None:
     assert chunk(intake, 2, [23]) == [Ignored("chunk", 7)]
 
 
+def test_nothing_follows_the_chunk_that_brings_the_first_step() -> None:
+    """Under another one's step, the first would run in blocks that nobody knew to be in use."""
+    intake, _ = make()
+    early = EarlyStep(position=20, sampling=SamplingParams())
+    assert chunk(intake, 0, [21, 22], early=early) == []
+    assert chunk(intake, 2, []) == [Ignored("chunk", 7)]
+    assert chunk(intake, 2, [], early=EarlyStep(position=20, sampling=SamplingParams())) == [
+        Ignored("chunk", 7)
+    ]
+    (copy,) = intake.next_copies(4)
+    assert copy.early is early
+
+
 def test_a_handoff_without_its_descriptor_is_rejected_after_any_copy_in_flight() -> None:
     """REJECT implies RELEASE, so it must not leave while the blocks are being read."""
     intake, _ = make()
@@ -206,6 +234,20 @@ def test_a_handoff_that_contradicts_its_chunks_is_rejected() -> None:
     assert second == Unreserve([1, 2, 3, 4])
 
 
+def test_a_first_token_that_contradicts_the_handoff_before_it_ends_the_request() -> None:
+    """The engine may read the page while HANDOFF is being adopted; the step runs to its end."""
+    intake, _ = make()
+    early = EarlyStep(position=0, sampling=SamplingParams())
+    intake.chunk(lease_id=7, slot=0, generation=1, first=0, blocks=[21, 22], total=4, early=early)
+    (copy,) = intake.next_copies(8)
+    assert handoff(intake, [21, 22], first_token=5) == [SendAdopt(7, "r")]
+    early.token_id, early.is_in_flight = 6, True
+    lost = Lost("r", "prefilld told two first tokens of the answer")
+    assert intake.copied(copy, is_valid=True) == [lost]
+    early.is_in_flight = False
+    assert intake.early_done(7) == [SendRelease(7), Unreserve([1, 2, 3, 4])]
+
+
 def test_a_handoff_of_an_adopted_lease_is_rejected_and_harms_nothing() -> None:
     intake, _ = make()
     handoff(intake, [21])
@@ -225,10 +267,9 @@ def test_seen_counts_what_reserves() -> None:
     assert intake.seen == 3
 
 
-ACTIONS = ("chunk", "last", "handoff", "abort", "cancel", "copy", "void", "start-copy", "begin")
-actions = st.lists(
-    st.tuples(st.sampled_from([*ACTIONS, "early-done"]), st.integers(1, 4)), max_size=60
-)
+MESSAGES = ("chunk", "last", "again", "handoff", "abort", "cancel")
+WORK = ("copy", "void", "start-copy", "begin", "early-done")
+actions = st.lists(st.tuples(st.sampled_from([*MESSAGES, *WORK]), st.integers(1, 4)), max_size=60)
 
 
 @given(actions=actions, num_blocks=st.integers(0, 12), is_link_lost=st.booleans())
@@ -275,19 +316,13 @@ def test_every_lease_ends_once_and_every_block_comes_back(
     base = 0
     for name, number in actions:
         lease_id = base + number
-        if name in ("chunk", "last") and told.get(lease_id) is None:
+        if name == "again" and told.get(lease_id):
+            early = EarlyStep(position=0, sampling=SamplingParams())
+            carry_out(chunk(intake, 1, [], total=3, lease_id=lease_id, early=early))
+        elif name in ("chunk", "last") and told.get(lease_id) is None:
             told[lease_id] = 1
             early = EarlyStep(position=0, sampling=SamplingParams()) if name == "last" else None
-            effects = intake.chunk(
-                lease_id=lease_id,
-                slot=0,
-                generation=1,
-                first=0,
-                blocks=[50],
-                total=3,
-                early=early,
-            )
-            carry_out(effects)
+            carry_out(chunk(intake, 0, [50], total=3, lease_id=lease_id, early=early))
         elif name == "handoff" and lease_id not in adopted and told.get(lease_id) != 0:
             told[lease_id] = 1
             carry_out(handoff(intake, [50, 51], total=3, lease_id=lease_id, first_token=7))

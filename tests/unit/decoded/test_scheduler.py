@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from decoded.scheduler import Room, Scheduler
+from decoded.credits import Room
+from decoded.scheduler import Scheduler
 from decoded.swap_book import AfterCopy
 from shared.kv.allocator import BlockAllocator
 from tests.unit.decoded.batches import FakeSequence
@@ -249,7 +250,7 @@ def test_who_fits_the_arena_goes_before_who_is_younger_and_does_not() -> None:
     _, middle, young = batch.start_full(2), batch.start(2), batch.start(4)
     assert batch.scheduler.next_batch() == [young]
     assert batch.scheduler.swapped == (middle,)
-    assert batch.scheduler.take_dropped() == []
+    assert batch.scheduler.dropped == ()
 
 
 @pytest.mark.parametrize("num_arena", [0, 1])
@@ -257,9 +258,9 @@ def test_where_no_arena_has_room_the_youngest_is_given_up(num_arena: int) -> Non
     batch = Batch(4, num_arena=num_arena)
     old, young = batch.start_full(2), batch.start(2)
     assert batch.scheduler.next_batch() == []
-    assert batch.scheduler.take_dropped() == [young]
+    assert batch.scheduler.dropped == (young,)
     batch.scheduler.finish(young)
-    assert batch.scheduler.take_dropped() == []
+    assert batch.scheduler.dropped == ()
     assert batch.step() == [old]
     assert batch.scheduler.num_running == 1
 
@@ -270,7 +271,7 @@ def test_a_sequence_that_outgrows_the_whole_pool_is_given_up(num_arena: int) -> 
     batch = Batch(4, num_arena=num_arena)
     alone = batch.start_full(4)
     assert batch.scheduler.next_batch() == []
-    assert batch.scheduler.take_dropped() == [alone]
+    assert batch.scheduler.dropped == (alone,)
 
 
 def test_while_somebody_is_out_nobody_new_is_let_in() -> None:

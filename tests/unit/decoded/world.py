@@ -309,7 +309,7 @@ class World:
                 device=CPU_DEVICE,
                 hello=hello,
                 access=self.access,
-                turns=self.turns,
+                set_peer=self.turns.set_peer,
             ),
             socket=visitor.socket,
             hello=hello,

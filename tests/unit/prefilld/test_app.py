@@ -191,6 +191,17 @@ def test_a_request_that_came_early_is_answered_once_the_model_is_there(play: Pla
     play(scene)
 
 
+def test_status_has_the_same_parts_before_the_model_is_there(play: Play) -> None:
+    """Whoever reads one of them meets nothing instead of a missing key."""
+
+    async def scene(app: App) -> None:
+        while_loading = set(await app.status())
+        await app.loaded()
+        assert while_loading == set(await app.status())
+
+    play(scene)
+
+
 def test_status_tells_pool_queue_and_link(play: Play) -> None:
     async def scene(app: App) -> None:
         await app.loaded()

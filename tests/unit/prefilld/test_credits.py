@@ -53,3 +53,13 @@ def test_a_reject_is_a_reason_to_wait_for_a_moment() -> None:
     account.rejected(now_ns=5)
     assert account.are_doubted(now_ns=5 + REJECT_PAUSE_NS - 1)
     assert not account.are_doubted(now_ns=5 + REJECT_PAUSE_NS)
+
+
+def test_what_can_never_fit_is_not_waited_for() -> None:
+    """Those behind it would wait for nothing; decoded's REJECT says so to its client."""
+    account = CreditAccount(most_blocks=10)
+    account.update(free_blocks=3, free_sequences=1, seen=0)
+    assert not account.covers(10)
+    assert account.covers(11)
+    account.spend(11)
+    assert not account.covers(11)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decoded.links import is_outdated
+from decoded.credits import is_outdated
 from protocol import messages as wire
 
 
