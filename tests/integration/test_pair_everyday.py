@@ -138,10 +138,13 @@ def test_a_chat_goes_on_behind_the_last_character_when_decoded_dies(pair: Pair) 
     undisturbed = kvpair(pair, "chat", *LONG, text=text).stdout
     process = start_kvpair(pair, "chat", *LONG)
     assert process.stdin is not None
+    assert process.stdout is not None
     process.stdin.write(text)
     process.stdin.flush()
-    told = kill_decoded_under(pair, process, num_running=1)
+    begun = process.stdout.read(100)
+    told = begun + kill_decoded_under(pair, process, num_running=1)
     assert told.startswith(undisturbed)
+    assert "went away after 0 tokens" not in told
     assert told.count("resuming (attempt 1 of 3)") == 1
 
 
