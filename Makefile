@@ -109,13 +109,19 @@ uninstall-system: ## Remove the service; configuration, cache and user stay
 test-gpu: dev ## Every test that needs one GPU or two
 	$(BIN)/pytest -q -m gpu tests/gpu
 
-bench-gpu: dev ## Measure on one GPU or two: kernels, engines, the pair
+# Where figures gather; the README's are in tests/benchmarks/results/h200x2.json.
+RESULTS ?= $(VENV)/bench-gpu.json
+GATHER   = --json '$(RESULTS)' --commit "$$(git rev-parse --short HEAD || echo unknown)"
+
+bench-gpu: dev ## Measure on one GPU or two: kernels, engines, the pair; RESULTS=FILE keeps the figures
 	$(BIN)/python -m tests.benchmarks.gpu_ops
 	$(BIN)/python -m tests.benchmarks.gpu_forward
 	$(BIN)/python -m tests.benchmarks.gpu_prefill
 	$(BIN)/python -m tests.benchmarks.gpu_engine
-	$(BIN)/python -m tests.benchmarks.gpu_pull
-	$(BIN)/python -m tests.benchmarks.gpu_pair
+	$(BIN)/python -m tests.benchmarks.gpu_pull $(GATHER)
+	$(BIN)/python -m tests.benchmarks.gpu_pair $(GATHER)
+	$(BIN)/python -m tests.benchmarks.kv_waste $(GATHER)
+	$(BIN)/python -m tests.benchmarks.gpu_table '$(RESULTS)'
 
 show-gpu: dev ## What else a pair on GPUs must show: ten thousand hand-overs, deaths, broken links
 	$(BIN)/python -m tests.benchmarks.gpu_shown

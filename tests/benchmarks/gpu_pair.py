@@ -10,11 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tests.benchmarks.results_file import Figures, gather
 from tests.benchmarks.stream_clients import Ask, Clients, Heard
 from tests.support.pair import Pair
 
@@ -32,11 +31,15 @@ LLAMA_8B, LLAMA_70B = "random:llama-3.1-8b", "random:llama-3-70b"
 VOCAB_SIZE = 128_256
 START_TIMEOUT_S = 300.0
 
+LENGTHS = (512, 4000, 16_000, 64_000)
+"""Of prompts, in tokens."""
+
+SHARES = {"prefilld__memory_fraction": 0.5, "decoded__memory_fraction": 0.2}
+"""Of a GPU that both daemons use."""
+
 LARGE_CHUNK = 700
 """Tokens of a prefill chunk of the large shape: what is left to hand over at the end is at most one
 of them, 229 MB."""
-
-Figures = dict[str, float]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -226,12 +229,7 @@ def one_gpu(device: str, *, num_asks: int, lengths: Sequence[int]) -> Figures:
     """Measure the 8B shape with both daemons on one GPU: nothing is copied, time is shared."""
     figures: Figures = {}
     with (
-        running_pair(
-            LLAMA_8B,
-            (device, device),
-            prefilld__memory_fraction=0.5,
-            decoded__memory_fraction=0.2,
-        ) as pair,
+        running_pair(LLAMA_8B, (device, device), **SHARES) as pair,
         Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=8) as clients,
     ):
         print(json.dumps(pair.status()["link"]), flush=True)
@@ -245,7 +243,11 @@ def one_gpu(device: str, *, num_asks: int, lengths: Sequence[int]) -> Figures:
 
 
 def large_model(devices: tuple[str, str], *, num_asks: int) -> Figures:
-    """Measure the hand-over of a 4,000-token prompt whose cache has 80 layers."""
+    """Measure the hand-over of a 4,000-token prompt whose cache has 80 layers.
+
+    Nothing of it is pulled where both devices are one.
+    """
+    is_shared = devices[0] == devices[1]
     with (
         running_pair(
             LLAMA_70B,
@@ -253,10 +255,13 @@ def large_model(devices: tuple[str, str], *, num_asks: int) -> Figures:
             prefilld__token_budget=LARGE_CHUNK,
             decoded__max_batch=8,
             log__level="debug",  # tells of each pull
+            **(SHARES if is_shared else {}),
         ) as pair,
         Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=1) as clients,
     ):
         found = handover_figures(pair, clients, (4000,), num_asks=num_asks)
+        if is_shared:
+            return {"direct_handover_70b_ms_4000": found["handover_ms_4000"]}
         pulls = pulled(pair, f"bench-{4_000_000 + num_asks}")
         print("pulls, ms and GB/s:", [(round(a, 2), round(b)) for a, b in pulls], flush=True)
     return {
@@ -267,28 +272,15 @@ def large_model(devices: tuple[str, str], *, num_asks: int) -> Figures:
     }
 
 
-PHASES = ("two", "one", "large")
+PHASES = ("two", "one", "large", "large-one")
 
 
-def hardware() -> str:
-    """Describe the machine in words."""
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"{len(names)} x {names[0] if names else 'GPU'}, torch {torch.__version__}"
-
-
-def write_figures(figures: Figures, path: Path | None, commit: str, command: str) -> None:
+def write_figures(figures: Figures, path: Path | None, commit: str, program: str) -> None:
     """Print figures, and write them to a file with where they come from."""
     for name, value in figures.items():
         print(f"{name:32} {value:10.3f}", flush=True)
     if path is not None:
-        document = {
-            "hardware": hardware(),
-            "commit": commit,
-            "date": datetime.now(UTC).date().isoformat(),
-            "command": " ".join(["python -m", command, *sys.argv[1:]]),
-            "figures": {name: round(value, 4) for name, value in figures.items()},
-        }
-        path.write_text(json.dumps(document, indent=2) + "\n")
+        gather(figures, path, program=program, commit=commit)
 
 
 def main() -> None:
@@ -297,7 +289,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--asks", type=int, default=7, help="requests a figure")
-    parser.add_argument("--lengths", default="512,4000,16000", help="of prompts, in tokens")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="of prompts")
     parser.add_argument("--phases", default=",".join(PHASES), help="which of " + ", ".join(PHASES))
     arguments = parser.parse_args()
     lengths = [int(length) for length in arguments.lengths.split(",")]
@@ -307,9 +299,11 @@ def main() -> None:
     if "two" in phases:
         figures |= two_gpus(devices, num_asks=arguments.asks, lengths=lengths)
     if "one" in phases:
-        figures |= one_gpu(devices[0], num_asks=arguments.asks, lengths=(4000, 64_000))
+        figures |= one_gpu(devices[0], num_asks=arguments.asks, lengths=lengths)
     if "large" in phases:
         figures |= large_model(devices, num_asks=arguments.asks)
+    if "large-one" in phases:
+        figures |= large_model((devices[0], devices[0]), num_asks=arguments.asks)
     write_figures(figures, arguments.json, arguments.commit, "tests.benchmarks.gpu_pair")
 
 

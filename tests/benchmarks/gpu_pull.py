@@ -24,9 +24,10 @@ from shared.model.loader import load_model
 from shared.ops.pool_pair import PoolPair
 from shared.ops.triton.gather_blocks import gather_blocks
 from tests.benchmarks.gpu_engine import GREEDY
-from tests.benchmarks.gpu_pair import Figures, write_figures
+from tests.benchmarks.gpu_pair import write_figures
+from tests.benchmarks.results_file import Figures
 
-PROGRAMS = (8, 16, 32, 64, 128)
+PROGRAMS = (4, 8, 16, 32, 64, 128)
 RUNS = (1, MIN_RUN_BLOCKS, 25, 125)
 """Neighbouring blocks that the copy engine takes at once."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -20,14 +19,14 @@ import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from tests.benchmarks.deaths import Load, check_deaths
-from tests.benchmarks.gpu_pair import LLAMA_8B, VOCAB_SIZE, hardware
+from tests.benchmarks.gpu_pair import LLAMA_8B, VOCAB_SIZE
+from tests.benchmarks.results_file import Figures, gather
 from tests.benchmarks.shown_bounds import missed
 from tests.benchmarks.steadiness import check_steadiness
 from tests.support.gpus import device_index, pair_devices
@@ -46,7 +45,7 @@ from tests.support.smollm2_answers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Figures = dict[str, float]
+PROGRAM = "tests.benchmarks.gpu_shown"
 
 SMALL_BLOCKS = dataclasses.replace(BLOCKS_8B, num_layers=1)
 """For a CPU, which makes random bits a hundred times slower."""
@@ -66,7 +65,7 @@ class Sizes:
     num_restarts: int = 10
 
 
-TRIAL = Sizes(num_handovers=200, num_late=50, num_cycles=4, num_restarts=1)
+TRIAL = Sizes(num_handovers=200, num_late=50, num_cycles=4, num_restarts=2)
 """To try the command itself."""
 
 
@@ -203,23 +202,6 @@ PHASES: dict[str, Callable[[Sizes], Figures]] = {
 }
 
 
-def write_results(figures: Figures, path: Path, commit: str) -> None:
-    """Write figures with where they come from, beside those of other phases that are there."""
-    earlier: dict[str, Any] = {"command": "", "figures": {}}
-    if path.exists():
-        earlier = json.loads(path.read_text())
-    command = " ".join(["python -m tests.benchmarks.gpu_shown", *sys.argv[1:]])
-    commands = [each for each in earlier["command"].split("; ") if each not in ("", command)]
-    document = {
-        "hardware": hardware(),
-        "commit": commit,
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": "; ".join([*commands, command]),
-        "figures": earlier["figures"] | {name: round(each, 4) for name, each in figures.items()},
-    }
-    path.write_text(json.dumps(document, indent=2) + "\n")
-
-
 def main() -> int:
     """Run the phases, print and write their figures, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -245,7 +227,7 @@ def main() -> int:
                 failed.append(f"{name} failed")
         print(f"{name}: {time.monotonic() - began_s:.0f} s", flush=True)
         if arguments.json is not None:
-            write_results(figures, arguments.json, arguments.commit)
+            gather(figures, arguments.json, program=PROGRAM, commit=arguments.commit)
     for name, value in figures.items():
         print(f"{name:36} {value:12.3f}")
     for line in (faults := [*failed, *missed(figures, phases)]):

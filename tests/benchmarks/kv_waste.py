@@ -10,6 +10,7 @@ pools: that of an H200 with the Llama-3.1-8B shape, and one that is too small fo
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from decoded.scheduler import Scheduler
 from shared.kv.allocator import BlockAllocator
+from tests.benchmarks.results_file import gather
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCK_SIZE = 16
@@ -28,6 +30,9 @@ LARGE_POOL_BLOCKS = 50_000
 """800,000 tokens: 105 GB of the 8B shape in bfloat16."""
 SMALL_POOL_BLOCKS = {"azure": 4_000, "mooncake": 20_000}
 """For which some sequences have to make room; any of a trace's fits."""
+
+AZURE, MOONCAKE = "azure2023_conv_2000.csv", "mooncake_conversation_first2000.jsonl"
+"""The traces' files."""
 
 Lengths = list[tuple[int, int]]
 """(prompt tokens, answer tokens) of each request."""
@@ -135,29 +140,49 @@ def _admit(
 
 
 def traces() -> dict[str, Lengths]:
-    """Read the traces in the folder that KVPAIR_TRACES names, or beside the repository."""
+    """Read the traces in the folder that KVPAIR_TRACES names, or beside the repository.
+
+    Those that are not there are left out.
+    """
     folder = Path(os.environ.get("KVPAIR_TRACES", REPOSITORY.parent / "shared" / "traces"))
-    with (folder / "azure2023_conv_2000.csv").open() as file:
-        azure = [
-            (int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)
+    azure, mooncake = (folder / name for name in (AZURE, MOONCAKE))
+    found: dict[str, Lengths] = {}
+    if azure.is_file():
+        with azure.open() as file:
+            found["azure"] = [
+                (int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+                for row in csv.DictReader(file)
+            ]
+    if mooncake.is_file():
+        found["mooncake"] = [
+            (int(request["input_length"]), int(request["output_length"]))
+            for request in map(json.loads, mooncake.read_text().splitlines())
         ]
-    lines = (folder / "mooncake_conversation_first2000.jsonl").read_text().splitlines()
-    mooncake = [
-        (int(request["input_length"]), int(request["output_length"]))
-        for request in map(json.loads, lines)
-    ]
-    return {"azure": azure, "mooncake": mooncake}
+    return found
 
 
 def main() -> None:
-    """Print a line for each trace and pool."""
+    """Print a line for each trace and pool, and write the figure that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", default="unknown")
+    arguments = parser.parse_args()
+    worst_pct = 0.0
     for name, lengths in traces().items():
         for num_blocks in (LARGE_POOL_BLOCKS, SMALL_POOL_BLOCKS[name]):
             waste = replay(lengths, num_blocks)
+            worst_pct = max(worst_pct, waste.unused_pct)
             print(
                 f"{name:9} {num_blocks:6} blocks: {waste.unused_pct:5.2f} % of the reserved slots "
                 f"unused, over {waste.num_steps} steps; preemptions: {waste.num_preempted}"
             )
+    if arguments.json is not None and worst_pct > 0:
+        gather(
+            {"kv_waste_pct": worst_pct},
+            arguments.json,
+            program="tests.benchmarks.kv_waste",
+            commit=arguments.commit,
+        )
 
 
 if __name__ == "__main__":

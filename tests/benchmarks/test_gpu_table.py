@@ -34,6 +34,7 @@ ASKED_FOR = (
     "handoff_adopt_us_p50",
     "handoff_adopt_us_p99_bs64",
     "kv_waste_pct",
+    "one_gpu_itl_p99_ms",
 )
 
 

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.kv_waste import BLOCK_SIZE, replay
+from tests.benchmarks.kv_waste import (
+    BLOCK_SIZE,
+    LARGE_POOL_BLOCKS,
+    SMALL_POOL_BLOCKS,
+    Lengths,
+    replay,
+    traces,
+)
+
+MAX_WASTE_PCT = 4.0
+NUM_REQUESTS = 500
+"""Of a trace; all 2,000 tell nearly the same and take four times as long."""
+
+
+def made_up_lengths() -> Lengths:
+    """Return lengths like Azure's, for where no trace is at hand."""
+    return [(200 + 997 * number % 3000, 20 + 331 * number % 400) for number in range(NUM_REQUESTS)]
 
 
 def test_a_lone_answer_wastes_what_is_behind_its_last_token() -> None:
@@ -22,3 +38,17 @@ def test_many_answers_in_a_small_pool_waste_half_a_block_each() -> None:
     assert waste.num_preempted > 0
     assert 2 < waste.unused_pct < 6
     assert waste.num_steps >= 199
+
+
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_of_the_lengths_of_public_traces_next_to_nothing_is_reserved_and_unused(
+    *, is_crowded: bool
+) -> None:
+    """With room for all that comes, and where some make room for others."""
+    found = traces() or {"made up": made_up_lengths()}
+    for name, lengths in found.items():
+        small_blocks = SMALL_POOL_BLOCKS.get(name, SMALL_POOL_BLOCKS["azure"])
+        num_blocks = small_blocks if is_crowded else LARGE_POOL_BLOCKS
+        waste = replay(lengths[:NUM_REQUESTS], num_blocks)
+        assert waste.unused_pct < MAX_WASTE_PCT, name
+        assert waste.num_preempted > 0 or not is_crowded, name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.pair import Pair
+from tests.support.pair import Pair, wait_until
 from tests.support.typed_terminal import CTRL_D, ENTER, Terminal
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ KVPAIR = [sys.executable, "-c", "from shared.cli.main import main; main()"]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
-    with Pair(tmp_path_factory.mktemp("p"), model=tiny_model) as running:
+def pair(tmp_path_factory: pytest.TempPathFactory, even_model: Path) -> Iterator[Pair]:
+    with Pair(tmp_path_factory.mktemp("p"), model=even_model) as running:
         yield running
         running.wait_settled()
 
@@ -99,3 +99,70 @@ def test_a_second_run_asks_only_what_failed(pair: Pair, tmp_path: Path) -> None:
     accepted = pair.counter("prefilld", "kvpair_requests_accepted_total")
     assert "1 of 2 lines answered, 1 of them before" in kvpair(pair, *arguments).stderr
     assert pair.counter("prefilld", "kvpair_requests_accepted_total") == accepted
+
+
+# --- while decoded dies --------------------------------------------------------------------------
+
+LONG = ["--max-tokens=1000", "--ignore-eos"]
+"""Long enough to be caught on the way."""
+
+
+def kill_decoded_under(pair: Pair, process: subprocess.Popen[str], *, num_running: int) -> str:
+    """Kill decoded once a command's requests run there; return what it told at its end."""
+    with process:
+        wait_until(
+            lambda: pair.decoded_status()["sequences"]["running"] == num_running,
+            what="the answers are under way",
+        )
+        pair.kill("decoded")
+        pair.restart("decoded")
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return output + errors
+
+
+def start_kvpair(pair: Pair, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*KVPAIR, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=pair.environ,
+    )
+
+
+def test_a_chat_goes_on_behind_the_last_character_when_decoded_dies(pair: Pair) -> None:
+    """And its next turn has the answer as it would have been."""
+    text = "hello\nagain\n"
+    undisturbed = kvpair(pair, "chat", *LONG, text=text).stdout
+    process = start_kvpair(pair, "chat", *LONG)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(text)
+    process.stdin.flush()
+    begun = process.stdout.read(100)
+    told = begun + kill_decoded_under(pair, process, num_running=1)
+    assert told.startswith(undisturbed)
+    assert "went away after 0 tokens" not in told
+    assert told.count("resuming (attempt 1 of 3)") == 1
+
+
+def test_a_file_of_prompts_is_answered_whole_when_decoded_dies(pair: Pair, tmp_path: Path) -> None:
+    """No line fails, and none is another one."""
+    prompts = tmp_path / "p.jsonl"
+    bodies = [{"prompt": [5, 6 + number]} for number in range(6)]
+    prompts.write_text("".join(json.dumps(body) + "\n" for body in bodies))
+    arguments = ["generate", f"--file={prompts}", "--concurrency=3", *LONG]
+    kvpair(pair, *arguments, f"--output={tmp_path / 'undisturbed'}")
+    process = start_kvpair(pair, *arguments, f"--output={tmp_path / 'disturbed'}")
+    assert "6 of 6 lines answered" in kill_decoded_under(pair, process, num_running=3)
+    undisturbed, disturbed = (
+        {
+            entry["line"]: entry["tokens"]
+            for entry in map(json.loads, (tmp_path / name).read_text().splitlines())
+        }
+        for name in ("undisturbed", "disturbed")
+    )
+    assert disturbed == undisturbed
+    assert sorted(disturbed) == [1, 2, 3, 4, 5, 6]

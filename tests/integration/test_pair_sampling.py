@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 PLAN = SAMPLING_PLANS[2]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
-    with Pair(tmp_path_factory.mktemp("p"), model=tiny_model) as running:
+@pytest.fixture(scope="module", params=["pull", "direct"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
+) -> Iterator[Pair]:
+    settings = {"pool.access": request.param}
+    with Pair(tmp_path_factory.mktemp("p"), model=tiny_model, settings=settings) as running:
         yield running
         running.wait_settled()
 
