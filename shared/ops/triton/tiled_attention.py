@@ -69,7 +69,9 @@ def tiled_attention(
         raise ShapeError("a head's tokens in the pool must be contiguous")
     plan = plan or plan_for(head_dim, query.dtype)
     keys = plan.tile_bytes // (padded(head_dim) * query.dtype.itemsize)
-    out = torch.empty_like(query)
+    # Rows that no tile names, those that pad, go on through the layers: as numbers, and not as
+    # whatever was in the memory, which may overflow or be NaN.
+    out = torch.zeros_like(query)
     _TILED_ATTENTION(
         (num_heads, tiles.shape[0], 1),
         out,
