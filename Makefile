@@ -72,6 +72,10 @@ layers: dev ## Floors of the house: import-linter
 	$(BIN)/lint-imports
 
 # A worker a core, and a file at a time; torch's own threads would only wait for one another.
+# Daemons that only compute; what stops them, kills them or waits for a deadline has the machine alone.
+BESIDE_OTHERS := $(patsubst %,tests/integration/test_%.py,exactness handovers pair_basics \
+	pair_exactness pair_models pair_preemption pair_prefix_cache pair_sampling pair_soak pool_ends)
+
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile
 
 unit: dev ## Unit and property tests, the ones without daemons
@@ -81,7 +85,9 @@ check: lint types layers unit ## The quick part of `test`
 
 test: lint types layers ## Everything that needs no GPU; what CI runs
 	$(UNIT) -m "not gpu" tests/unit tests/property tests/benchmarks
-	$(BIN)/pytest -q -m "not gpu" tests/integration tests/kubernetes tests/systemd
+	$(UNIT) -m "not gpu" $(BESIDE_OTHERS)
+	$(BIN)/pytest -q -m "not gpu" $(addprefix --ignore=,$(BESIDE_OTHERS)) \
+		tests/integration tests/kubernetes tests/systemd
 
 test-systemd: dev ## The service under a real systemd, the pod in namespaces; needs root
 	$(BIN)/pytest -q -m systemd tests/systemd tests/kubernetes

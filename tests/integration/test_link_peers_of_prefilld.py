@@ -347,10 +347,10 @@ def test_nothing_is_handed_over_without_credit(
         link.send(link.mapped(credits=empty))
         answer = asking(PROMPT, max_tokens=8)
         wait_until(lambda: daemon.status()["queue"]["ready"] == 1, what="the prompt is computed")
-        short = wire.Credits(free_blocks=3, free_sequences=9, queue_depth=0, seen=0)
+        short = wire.Credits(free_blocks=2, free_sequences=9, queue_depth=0, seen=0)
         link.send(wire.CreditUpdate(credits=short))
         pass_over(link)
-        enough = wire.Credits(free_blocks=4, free_sequences=1, queue_depth=0, seen=0)
+        enough = wire.Credits(free_blocks=3, free_sequences=1, queue_depth=0, seen=0)
         link.send(wire.CreditUpdate(credits=enough))
         finish(link, handoff_on(link))
         assert answer.result(timeout=20).reason == "length"

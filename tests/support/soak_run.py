@@ -40,13 +40,14 @@ ENDINGS = ("stop", "length", "cancelled")
 def soak_settings(access: str) -> dict[str, object]:
     """Return a pair's settings: crowded pools, prompts of several chunks, a queue full at times.
 
-    Each pool has room for two of the largest requests, or about three of all kinds.
+    prefilld's pool has room for two of the largest requests, or about three of all kinds; decoded's
+    for one and a half, so that answers make room for each other also where few come at a time.
     """
     read_in_place = PROMPT_BLOCKS if access == "direct" else 0
     return {
         "pool.access": access,
         "pool.num_blocks": 1 + 2 * (PROMPT_BLOCKS + ANSWER_BLOCKS),
-        "decoded.num_blocks": 1 + 2 * (PROMPT_BLOCKS + ANSWER_BLOCKS - read_in_place),
+        "decoded.num_blocks": 1 + 3 * (PROMPT_BLOCKS + ANSWER_BLOCKS - read_in_place) // 2,
         "prefilld.token_budget": 64,
         "prefilld.max_waiting": 10,
         "log.level": "info",
