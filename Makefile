@@ -72,8 +72,9 @@ layers: dev ## Floors of the house: import-linter
 	$(BIN)/lint-imports
 
 # Daemons that only compute; what stops them, kills them or waits for a deadline has the machine alone.
-BESIDE_OTHERS := $(patsubst %,tests/integration/test_%.py,exactness handovers pair_basics \
-	pair_exactness pair_models pair_preemption pair_prefix_cache pair_sampling pair_soak pool_ends)
+BESIDE_OTHERS := $(patsubst %,tests/integration/test_%.py,client_border deaths_under_load exactness \
+	handovers pair_basics pair_everyday pair_exactness pair_models pair_preemption pair_prefix_cache \
+	pair_sampling pair_soak pool_ends)
 
 # A worker a core, and a file at a time; torch's own threads would only wait for one another.
 UNIT := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile

@@ -40,14 +40,16 @@ ENDINGS = ("stop", "length", "cancelled")
 def soak_settings(access: str) -> dict[str, object]:
     """Return a pair's settings: crowded pools, prompts of several chunks, a queue full at times.
 
-    prefilld's pool has room for two of the largest requests, or about three of all kinds; decoded's
-    for one and a half, so that answers make room for each other also where few come at a time.
+    Each pool has room for two of the largest requests, or about three of all kinds; decoded's own
+    for one and a half where prompts are pulled, so that answers make room for each other.
     """
-    read_in_place = PROMPT_BLOCKS if access == "direct" else 0
+    own_blocks = (
+        2 * ANSWER_BLOCKS if access == "direct" else 3 * (PROMPT_BLOCKS + ANSWER_BLOCKS) // 2
+    )
     return {
         "pool.access": access,
         "pool.num_blocks": 1 + 2 * (PROMPT_BLOCKS + ANSWER_BLOCKS),
-        "decoded.num_blocks": 1 + 3 * (PROMPT_BLOCKS + ANSWER_BLOCKS - read_in_place) // 2,
+        "decoded.num_blocks": 1 + own_blocks,
         "prefilld.token_budget": 64,
         "prefilld.max_waiting": 10,
         "log.level": "info",
