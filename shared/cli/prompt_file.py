@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -131,8 +132,10 @@ class AnswerFile:
         Raises:
             UsageError: The file cannot be read or written, or it answers other prompts.
         """
-        if self._path is None or not self._path.is_file():
-            return set()  # a pipe or a device is only written to, and must not be replaced
+        # A pipe or a device is only written to, and must not be replaced.  What cannot be looked at
+        # `os.path` takes for no file; opening it says why.
+        if self._path is None or not os.path.isfile(self._path):
+            return set()
         path = self._path.resolve()  # a link stays one
         digests = {line.number: line.digest for line in lines}
         kept: dict[int, bytes] = {}

@@ -126,10 +126,18 @@ def check_socket_path(path: str, *, origin: str) -> None:
         raise ConfigError(f"the socket path {path!r} ({origin}) holds a zero byte")
     if not is_utf8(path):
         raise ConfigError(f"the socket path {path!r} ({origin}) is not UTF-8")
-    if Path(path).is_dir():
+    if _is_folder(Path(path)):
         raise ConfigError(
             f"the socket path {path} ({origin}) is a folder", hint="name a file in it"
         )
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a path is a folder.  What is behind a closed folder is for `connect` to tell."""
+    try:
+        return path.is_dir()
+    except PermissionError:
+        return False
 
 
 def is_utf8(text: str) -> bool:

@@ -136,3 +136,15 @@ def test_a_folder_for_a_group_that_is_not_there_is_not_made(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="there is no group no-such-group"):
         prepare_socket_directory(tmp_path / "run", group="no-such-group")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_socket_behind_a_closed_folder_is_for_connect_to_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may not pass is told which group to join, and not how a check failed."""
+
+    def is_closed(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", is_closed)  # root may pass everywhere
+    check_socket_path(str(tmp_path / "prefilld.sock"), origin="a test")
