@@ -12,6 +12,7 @@ import pytest
 from shared.config.paths import (
     beside,
     check_socket_directory,
+    check_socket_path,
     client_socket,
     default_socket_directory,
     prepare_socket_directory,
