@@ -47,9 +47,13 @@ class EarlyStep:
         """Whether the engine began it; it may be over."""
         return self.token_id is not None
 
+    def has_begun_otherwise(self, first_token: int | None) -> bool:
+        """Whether it was launched, and with another token than the one that HANDOFF tells."""
+        return self.token_id not in (None, first_token)
+
     def contradicts(self, num_tokens: int, first_token: int | None) -> bool:
         """Whether HANDOFF tells of another prompt or another first token."""
-        return num_tokens != self.position or self.token_id not in (None, first_token)
+        return num_tokens != self.position or self.has_begun_otherwise(first_token)
 
     def step(self) -> DecodeStep:
         """Return the step, as the engine prepares it."""

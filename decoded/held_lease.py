@@ -113,7 +113,7 @@ class HeldLease(Generic[R]):
         """Whether the early step began with another token than a HANDOFF that came meanwhile."""
         if self.request is None or self.early is None:
             return False
-        return self.early.token_id not in (None, self.first_token)
+        return self.early.has_begun_otherwise(self.first_token)
 
     def adopt(
         self, request: R, *, blocks: list[int], in_place: list[int], first_token: int | None = None

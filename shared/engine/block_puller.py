@@ -122,11 +122,9 @@ class CudaPuller:
         buffers = self._take(len(source_ids))
         with torch.cuda.stream(self._stream):
             ids = buffers.fill(source_ids, target_ids)
-        num_runs = sum(1 for _ in runs(source_ids, target_ids))
-        has_long_runs = 0 < num_runs * MIN_RUN_BLOCKS <= len(source_ids)
-        beside_steps = (
-            self._run_copies.prepare(source, source_ids, target_ids) if has_long_runs else None
-        )
+        found = list(runs(source_ids, target_ids))
+        has_long_runs = 0 < len(found) * MIN_RUN_BLOCKS <= len(source_ids)
+        beside_steps = self._run_copies.prepare_runs(source, found) if has_long_runs else None
         return _CudaCopy(self, source, ids, buffers, beside_steps)
 
     def launch(self, source: Tensor, ids: Tensor, buffers: _IdBuffers, *, is_busy: bool) -> None:

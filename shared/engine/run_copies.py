@@ -14,7 +14,7 @@ from shared.engine.device_stream import DeviceStream
 from shared.kv.pull import check_copy, runs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import torch
     from torch import Tensor
@@ -44,7 +44,11 @@ class RunCopies:
     ) -> RunCopy:
         """See `BlockPuller.prepare`."""
         check_copy(source, self._target, source_ids, target_ids)
-        return RunCopy(self._stream, source, self._target, runs(source_ids, target_ids))
+        return self.prepare_runs(source, runs(source_ids, target_ids))
+
+    def prepare_runs(self, source: Tensor, found: Iterable[BlockRun]) -> RunCopy:
+        """Make ready to copy runs of a copy that was checked."""
+        return RunCopy(self._stream, source, self._target, iter(found))
 
 
 class RunCopy:
