@@ -22,6 +22,7 @@ from tests.unit.decoded.world import NUM_BLOCKS, MakeTurns, Prefilld, World, ans
 from tests.unit.shared.daemon.kit import turns, until
 
 if TYPE_CHECKING:
+    from decoded.link import LinkSession
     from shared.engine.decoding import DecodeStep
 
 Play = Callable[..., list[Any]]
@@ -94,6 +95,18 @@ def tell(prefilld: Prefilld, token_id: int) -> None:
     prefilld.page.tell_first_token(0, 1, token_id)
 
 
+async def begun(
+    world: World, decoder: SlowDecoder, *, prompt: list[int] = PROMPT
+) -> tuple[Prefilld, LinkSession]:
+    """Return both ends of a link whose lease's early step runs until the test says that it ends."""
+    world.start()
+    prefilld, session = await world.linked()
+    decoder.may_end.clear()
+    tell(prefilld, announce(prefilld, prompt=prompt))
+    await until(lambda: decoder.num_early == 1)
+    return prefilld, session
+
+
 def expected(host: ModelHost, prompt: list[int] = PROMPT) -> list[int]:
     """Return what one process alone answers, behind the first token."""
     engine = LocalEngine(host.model, num_blocks=16)
@@ -112,11 +125,7 @@ def test_a_step_that_is_under_way_when_handoff_comes_is_the_answers_first(
 ) -> None:
     async def scene(world: World) -> None:
         (decoder,) = decoders
-        world.start()
-        prefilld, _ = await world.linked()
-        decoder.may_end.clear()
-        tell(prefilld, announce(prefilld))
-        await until(lambda: decoder.num_early == 1)
+        prefilld, _ = await begun(world, decoder)
         user = prefilld.hand_over(PROMPT, BLOCKS)
         await prefilld.until_received(wire.Release)
         assert answer_of(user) == []
@@ -178,11 +187,7 @@ def test_what_ends_the_lease_waits_for_the_step(
 
     async def scene(world: World) -> None:
         (decoder,) = decoders
-        world.start()
-        prefilld, session = await world.linked()
-        decoder.may_end.clear()
-        tell(prefilld, announce(prefilld))
-        await until(lambda: decoder.num_early == 1)
+        prefilld, session = await begun(world, decoder)
         if way == "abort":
             prefilld.socket.send(wire.Abort(epoch=EPOCH, lease=1))
         else:
@@ -209,12 +214,8 @@ def test_with_direct_access_the_prompt_is_read_where_it_is(
     async def scene(world: World) -> None:
         (decoder,) = decoders
         world.access = Access("direct", "the test says so")
-        world.start()
-        prefilld, _ = await world.linked()
         prompt = ids_of(num_tokens)
-        decoder.may_end.clear()
-        tell(prefilld, announce(prefilld, prompt=prompt))
-        await until(lambda: decoder.num_early == 1)
+        prefilld, _ = await begun(world, decoder, prompt=prompt)
         user = prefilld.hand_over(prompt, BLOCKS[: -(-num_tokens // 16)], total_blocks=3)
         await prefilld.until_received(wire.Adopt)
         assert wire.Release not in prefilld.kinds
@@ -299,11 +300,7 @@ def test_what_joins_behind_an_early_step_changes_nothing_for_either(
 
     async def scene(world: World) -> None:
         (decoder,) = decoders
-        world.start()
-        prefilld, _ = await world.linked()
-        decoder.may_end.clear()
-        tell(prefilld, announce(prefilld))
-        await until(lambda: decoder.num_early == 1)
+        prefilld, _ = await begun(world, decoder)
         other = prefilld.hand_over(ids_of(5), [1], lease=2, at=1)
         await until(lambda: decoder.num_ordinary == 1)
         user = prefilld.hand_over(PROMPT, BLOCKS)
@@ -323,11 +320,7 @@ def test_nothing_that_follows_the_last_chunk_frees_what_the_step_writes(
 ) -> None:
     async def scene(world: World) -> None:
         (decoder,) = decoders
-        world.start()
-        prefilld, _ = await world.linked()
-        decoder.may_end.clear()
-        tell(prefilld, announce(prefilld))
-        await until(lambda: decoder.num_early == 1)
+        prefilld, _ = await begun(world, decoder)
         again = wire.FirstStep(num_tokens=len(PROMPT), sampling=STATE.sampling)
         prefilld.socket.send(changed(CHUNK, first=2, blocks=[], first_step=again))
         prefilld.socket.send(wire.Abort(epoch=EPOCH, lease=1))
@@ -344,11 +337,7 @@ def test_a_cancelled_answer_ends_behind_its_early_step(
 ) -> None:
     async def scene(world: World) -> None:
         (decoder,) = decoders
-        world.start()
-        prefilld, _ = await world.linked()
-        decoder.may_end.clear()
-        tell(prefilld, announce(prefilld))
-        await until(lambda: decoder.num_early == 1)
+        prefilld, _ = await begun(world, decoder)
         user = prefilld.hand_over(PROMPT, BLOCKS)
         await prefilld.until_received(wire.Release)
         user.socket.send(wire.Cancel())
