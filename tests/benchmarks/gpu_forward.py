@@ -109,6 +109,22 @@ def prompt_ms(runner: ModelRunner, num_tokens: int) -> list[float]:
     return times_ms
 
 
+def model_and_pool() -> tuple[Llama, KVLayout, torch.Tensor]:
+    """Return the shape's model on the GPU, and a pool for it that is full of random numbers."""
+    loaded = load_model(MODEL, "bfloat16", "cuda")
+    model = Llama(loaded.spec, loaded.tensors)
+    layout = KVLayout(
+        num_blocks=NUM_BLOCKS,
+        num_layers=model.spec.num_layers,
+        num_kv_heads=model.spec.num_kv_heads,
+        block_size=BLOCK_SIZE,
+        head_dim=model.spec.head_dim,
+        dtype="bfloat16",
+    )
+    kv = torch.empty(layout.shape, dtype=torch.bfloat16, device="cuda").normal_()
+    return model, layout, kv
+
+
 def main() -> None:
     """Measure everything, print it, and write the file that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -121,17 +137,7 @@ def main() -> None:
         figures[f"{name}_ms"] = round(measured_ms, 3)
         print(f"{name:28} {measured_ms:9.3f} {limit_ms:9.3f}", flush=True)
 
-    loaded = load_model(MODEL, "bfloat16", "cuda")
-    model = Llama(loaded.spec, loaded.tensors)
-    layout = KVLayout(
-        num_blocks=NUM_BLOCKS,
-        num_layers=model.spec.num_layers,
-        num_kv_heads=model.spec.num_kv_heads,
-        block_size=BLOCK_SIZE,
-        head_dim=model.spec.head_dim,
-        dtype="bfloat16",
-    )
-    kv = torch.empty(layout.shape, dtype=torch.bfloat16, device="cuda").normal_()
+    model, layout, kv = model_and_pool()
     pools = PoolPair.of(kv)
     print(f"{'':28} {'ms':>9} {'limit':>9}")
     with torch.inference_mode():

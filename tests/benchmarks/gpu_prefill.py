@@ -23,14 +23,12 @@ from shared.engine.runner import ModelRunner
 from shared.engine.stream_prefiller import StreamPrefiller
 from shared.engine.workspace import prefill_workspace_bytes
 from shared.kv.layout import KVLayout
-from shared.model.llama import Llama
-from shared.model.loader import load_model
 from shared.ops.attention import SequenceSpan
 from shared.ops.sampling import SamplingParams
 from shared.ops.tiled_attention import TILE_ROWS
 from shared.ops.triton.prefill_attention import prefill_attention
 from shared.ops.triton.tiled_attention import TilePlan, tiled_attention
-from tests.benchmarks.gpu_forward import BLOCK_SIZE, MODEL, NUM_BLOCKS, VOCAB_SIZE, graph_ms
+from tests.benchmarks.gpu_forward import NUM_BLOCKS, VOCAB_SIZE, graph_ms, model_and_pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,17 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", action="append", choices=PARTS, help="all by default")
     parts = parser.parse_args().part or PARTS
-    loaded = load_model(MODEL, "bfloat16", "cuda")
-    model = Llama(loaded.spec, loaded.tensors)
-    layout = KVLayout(
-        num_blocks=NUM_BLOCKS,
-        num_layers=model.spec.num_layers,
-        num_kv_heads=model.spec.num_kv_heads,
-        block_size=BLOCK_SIZE,
-        head_dim=model.spec.head_dim,
-        dtype="bfloat16",
-    )
-    kv = torch.empty(layout.shape, dtype=torch.bfloat16, device="cuda").normal_()
+    model, layout, kv = model_and_pool()
     stream = DeviceStream(model.device)
     runner = ModelRunner(model, kv, layout)
     plain = StreamPrefiller(runner, stream, lambda _: 0)
