@@ -160,7 +160,7 @@ def test_a_step_that_is_over_when_handoff_comes_is_not_taken_again(
     play(scene)
 
 
-def test_a_token_that_is_told_late_is_waited_for_and_one_that_never_is_is_not(
+def test_a_token_that_is_never_told_is_not_waited_for(
     play: Play, host: ModelHost, decoders: list[SlowDecoder]
 ) -> None:
     async def scene(world: World) -> None:
