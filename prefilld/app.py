@@ -241,7 +241,11 @@ class Prefilld:
         parts = self._parts
         if parts is None:
             return status | dict.fromkeys(
-                ("fingerprint", "pool", "prefix_cache", "queue", "link", "requests")
+                ("fingerprint", "vocab_size", "pool", "prefix_cache", "queue", "link", "requests")
             )
-        told = {"device": parts.device.name, "fingerprint": parts.host.fingerprint}
+        told = {
+            "device": parts.device.name,
+            "fingerprint": parts.host.fingerprint,
+            "vocab_size": parts.host.spec.vocab_size,
+        }
         return status | told | parts.overview.status()

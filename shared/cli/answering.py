@@ -7,12 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from types import FrameType
-
-    from protocol.client import AnswerStream
 
 
 def show(text: str) -> None:
@@ -20,6 +18,13 @@ def show(text: str) -> None:
     encoding = sys.stdout.encoding
     sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
     sys.stdout.flush()
+
+
+class Cancellable(Protocol):
+    """What can be told, from a signal's handler, that no more is wanted."""
+
+    def cancel(self) -> object:
+        """Have it end soon."""
 
 
 @dataclass(slots=True)
@@ -30,18 +35,18 @@ class Interrupt:
 
 
 @contextmanager
-def cancelled_by_interrupt(stream: AnswerStream, interrupt: Interrupt) -> Iterator[None]:
-    """Let the first Ctrl-C cancel the answer, and the second one raise KeyboardInterrupt.
+def cancelled_by_interrupt(running: Cancellable, interrupt: Interrupt) -> Iterator[None]:
+    """Let the first Ctrl-C cancel what runs, and the second one raise KeyboardInterrupt.
 
-    CANCEL is sent from the handler itself: raising in the middle of a read could lose tokens
-    that had arrived.
+    It is cancelled from the handler itself: raising in the middle of a read could lose what had
+    arrived.
     """
 
     def on_interrupt(_signum: int, _frame: FrameType | None) -> None:
         if interrupt.was_seen:
             raise KeyboardInterrupt
         interrupt.was_seen = True
-        stream.cancel()
+        running.cancel()
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:

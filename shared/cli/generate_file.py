@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shared.cli.progress import progress_bar
 from shared.cli.prompt_file import AnswerFile, read_lines
 from shared.cli.prompt_runner import PromptRunner
 from shared.errors import ExitCode, UsageError
@@ -50,7 +51,7 @@ def generate_file(
     runner = PromptRunner(client, defaults, concurrency=concurrency)
     num_over = len(done)
     try:
-        with _writing(output) as write, _progress(num_lines, num_over) as advance:
+        with _writing(output) as write, progress_bar(num_lines, num_over) as advance:
             for result in runner.run(left):
                 write(json.dumps(result.answer, ensure_ascii=False) + "\n")
                 num_over += 1
@@ -96,26 +97,6 @@ def _written(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _progress(num_lines: int, num_done: int) -> Iterator[Callable[[], object]]:
-    """Give what is called with every line that is over; a bar where a terminal shows it."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console  # noqa: PLC0415 - takes longer to import than all the rest
-    from rich.progress import (  # noqa: PLC0415 - as above
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TimeRemainingColumn,
-    )
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=num_lines, completed=num_done)
-        yield lambda: bar.advance(task)
 
 
 def _say(text: str) -> None:

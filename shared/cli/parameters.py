@@ -20,6 +20,27 @@ class Number(click.FloatRange):
         return number
 
 
+class TokenSpan(click.ParamType):  # type: ignore[type-arg]  # older ones are no generic
+    """A number of tokens in a range, or two of them with `-` between: from the one to the other."""
+
+    name = "tokens"
+
+    def __init__(self, low: int, high: int) -> None:
+        self.min, self.max = low, high
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        """Return the lowest and the highest number, or end with a usage error."""
+        low, is_range, high = str(value).partition("-")
+        one = click.IntRange(self.min, self.max)
+        least = int(one(low, param, ctx))
+        most = int(one(high, param, ctx)) if is_range else least
+        if most < least:
+            self.fail(f"{value} goes down; put the smaller number first.", param, ctx)
+        return least, most
+
+
 class Text(click.types.StringParamType):
     """Text that the wire can carry: bytes that are no UTF-8 arrive as halves of characters."""
 

@@ -19,6 +19,7 @@ from shared.errors import ExitCode, KvpairError
 from shared.version import __version__
 
 COMMANDS: dict[str, str] = {
+    "bench": "Measure how fast the running pair answers.",
     "chat": "Talk with the model, turn by turn.",
     "completion": "Print what completes commands, flags and values in a shell.",
     "config": "Show the configuration and where each value came from.",

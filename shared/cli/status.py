@@ -13,14 +13,12 @@ from protocol.client import Client
 from protocol.errors import ProtocolError, RequestError
 from shared.cli.pair import decoded_socket
 from shared.cli.parameters import FILE_NAME
+from shared.cli.words import PIPE_COLUMNS
 from shared.config.paths import client_socket
 from shared.errors import ExitCode
 
 ANSWER_TIMEOUT_S = 5.0
 """A daemon answers STATUS from its event loop, whatever its engine does."""
-
-PIPE_COLUMNS = 4096
-"""More than any row that people would read takes."""
 
 _HIDDEN = frozenset({"counters", "decoded_socket", "requests"})
 """For programs: --json has them; `kvpair top` shows requests."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+PIPE_COLUMNS = 4096
+"""Width of a table whose lines a program reads: more than any row that people would read takes."""
+
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 turn`, `2 turns`."""
