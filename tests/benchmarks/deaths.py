@@ -280,13 +280,13 @@ class _Running:
         heard = [each for future in self._futures for each in future.result(timeout=300)]
         assert not [each.failure for each in heard if each.failure]
         lengths = [self.load.stream_tokens] * NUM_STREAMS + [2] * self.load.num_long
-        assert sorted(len(each.ids) for each in heard) == sorted(lengths)
+        assert sorted(len(each.token_ns) for each in heard) == sorted(lengths)
         return heard
 
     def gaps_ms(self, heard: Sequence[Heard], death_ns: int) -> list[float]:
         """Return the gaps between the streams' tokens in the time after a death."""
         end_ns = death_ns + int(AFTER_DEATH_S * NS_PER_S)
-        streams = [each for each in heard if len(each.ids) > 2]
+        streams = [each for each in heard if len(each.token_ns) > 2]
         assert all(each.token_ns[-1] > end_ns for each in streams), "streams are too short"
         return [
             (later - earlier) / NS_PER_MS

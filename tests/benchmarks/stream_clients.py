@@ -1,123 +1,48 @@
-"""Clients that do nothing but note when each token came; in processes of their own.
+"""Clients that do nothing but note when each token came, in processes of their own.
 
-One Python process reads some tens of streams without being late; more would measure the reader.
-Times are CLOCK_MONOTONIC in ns, which the daemons' timings share.
+What one of them asks and hears is `kvpair bench`'s; here several groups of them may ask at the same
+time, and a failed request is an error.
 """
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
-import random
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from protocol.async_client import AsyncClient
-from protocol.messages import End, Tokens
+from shared.cli.bench_plan import Ask
+from shared.cli.bench_stream import Heard, hear_all
+from shared.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
-STREAMS_A_PROCESS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One request."""
-
-    num_prompt_tokens: int
-    num_tokens: int
-    start_s: float = 0.0
-    """When to send it, after its process began."""
-    seed: int = 0
-    """Of the prompt's tokens."""
+__all__ = ["Ask", "Clients", "Heard"]
 
 
-@dataclass(slots=True, kw_only=True)
-class Heard:
-    """What one request brought."""
+def hear_share(socket: str, asks: Sequence[Ask], vocab_size: int, begin_ns: int) -> list[Heard]:
+    """Send requests at their times, whatever else runs, and hear them out.
 
-    sent_ns: int = 0
-    token_ns: list[int] = field(default_factory=list)
-    """When each token arrived."""
-    ids: list[int] = field(default_factory=list)
-    first_token_ns: int = 0
-    """When prefilld knew the first one."""
-    handoff_ms: dict[str, float] = field(default_factory=dict)
-    """Stages of the hand-off since then."""
-    failure: str = ""
-
-    @property
-    def ttft_ms(self) -> float:
-        """From the request to its first token."""
-        return (self.token_ns[0] - self.sent_ns) / 1e6
-
-    @property
-    def gap_ms(self) -> float:
-        """From the first token to the second."""
-        return (self.token_ns[1] - self.token_ns[0]) / 1e6
-
-    @property
-    def itls_ms(self) -> list[float]:
-        """Gaps between tokens from the second on."""
-        return [(later - earlier) / 1e6 for earlier, later in pairwise(self.token_ns[1:])]
-
-
-def prompt_of(ask: Ask, vocab_size: int) -> list[int]:
-    """Return a prompt that no other request shares, without a vocabulary's first, special ids."""
-    source, first = random.Random(ask.seed), min(300, vocab_size // 2)
-    return [source.randrange(first, vocab_size) for _ in range(ask.num_prompt_tokens)]
-
-
-async def _hear(client: AsyncClient, ask: Ask, prompt: list[int], began_s: float) -> Heard:
-    heard = Heard()
-    await asyncio.sleep(max(0.0, began_s + ask.start_s - time.monotonic()))
-    heard.sent_ns = time.monotonic_ns()
-    try:
-        stream = await client.stream(
-            list(prompt), max_tokens=ask.num_tokens, ignore_eos=True, id=f"bench-{ask.seed}"
+    Runs in a process of its own.
+    """
+    heard: list[Heard] = []
+    uvloop.run(
+        hear_all(
+            socket,
+            asks,
+            vocab_size=vocab_size,
+            begin_ns=begin_ns,
+            concurrency=len(asks),
+            is_open=True,
+            on_heard=heard.append,
         )
-        async with stream:
-            async for event in stream:
-                now_ns = time.monotonic_ns()
-                if isinstance(event, Tokens):
-                    heard.token_ns += [now_ns] * len(event.ids)
-                    heard.ids += event.ids
-                elif isinstance(event, End):
-                    heard.first_token_ns = event.timings_ms.first_token_ns
-                    stages = event.timings_ms.handoff
-                    if stages is not None:
-                        heard.handoff_ms = {
-                            name: getattr(stages, name) for name in stages.__struct_fields__
-                        }
-    except Exception as error:
-        heard.failure = f"{type(error).__name__}: {error}"
+    )
     return heard
-
-
-def hear_all(socket: str, asks: Sequence[Ask], vocab_size: int, begin_s: float) -> list[Heard]:
-    """Send requests at their times and hear them out.  Runs in a process of its own."""
-
-    async def whole() -> list[Heard]:
-        client = AsyncClient(Path(socket), timeout_s=300)
-        prompts = [prompt_of(ask, vocab_size) for ask in asks]
-        return list(
-            await asyncio.gather(
-                *(
-                    _hear(client, ask, prompt, begin_s)
-                    for ask, prompt in zip(asks, prompts, strict=True)
-                )
-            )
-        )
-
-    return uvloop.run(whole())
 
 
 class Clients:
@@ -140,10 +65,10 @@ class Clients:
 
     def begin(self, asks: Sequence[Ask], *, lead_s: float = 1.0) -> list[Future[list[Heard]]]:
         """Send requests from all processes; their clocks start together, `lead_s` from now."""
-        begin_s = time.monotonic() + lead_s
+        begin_ns = time.monotonic_ns() + round(lead_s * NS_PER_S)
         shares = [list(asks[index :: self._num_processes]) for index in range(self._num_processes)]
         return [
-            self._pool.submit(hear_all, self._socket, share, self._vocab_size, begin_s)
+            self._pool.submit(hear_share, self._socket, share, self._vocab_size, begin_ns)
             for share in shares
             if share
         ]
@@ -157,5 +82,5 @@ class Clients:
         heard = [each for future in self.begin(asks, lead_s=lead_s) for each in future.result()]
         for each in heard:
             if each.failure:
-                raise RuntimeError(each.failure)
+                raise RuntimeError(str(each.failure))
         return heard
