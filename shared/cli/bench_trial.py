@@ -96,7 +96,6 @@ class Trial:
             UnixSocketError: prefilld is gone.
         """
         self._check_fit()
-        deadline_s = time.monotonic() + self.time_limit_s
         num_processes = num_processes_for(self.load.max_at_once)
         prompt_seed = secrets.randbits(SEED_BITS)  # the prefix cache knows none of these prompts
         all_heard: list[Heard] = []
@@ -104,6 +103,7 @@ class Trial:
         with ClientProcesses(
             self.target.socket, vocab_size=self.target.vocab_size, num_processes=num_processes
         ) as processes:
+            deadline_s = time.monotonic() + self.time_limit_s
             self._warm_up(processes, prompt_seed, deadline_s)
             date = datetime.now(UTC).isoformat(timespec="seconds")
             with (

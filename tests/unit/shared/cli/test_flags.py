@@ -9,7 +9,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from shared.cli.parameters import FileName, Number, Text
+from shared.cli.parameters import FileName, Number, Text, TokenSpan
 from shared.cli.program import COMMANDS, cli, run
 from shared.errors import ExitCode
 
@@ -83,6 +83,9 @@ def wrong_values(flag: Flag) -> list[Wrong]:
         case Number(min=int() | float() as least, max=int() | float() as most) as number:
             values = ["", "x", "nan", "inf", "-inf", str(least - 1), str(most + 1)]
             values += [str(least)] if number.min_open else []
+        case TokenSpan(min=least, max=most):
+            bounds = [str(least - 1), str(most + 1), f"{least}-{most + 1}"]
+            values = ["", "x", "1.5", "-", "5-", "-5", "5-4", "1-2-3", *bounds]
         case click.Choice():
             values = ["", "none of them"]
         case FileName():

@@ -52,6 +52,7 @@ def test_help_imports_no_command() -> None:
     [
         ["generate", "--socket=/nonexistent", "x"],
         ["generate", "--help"],
+        ["bench", "--help"],
         ["status", "--json", "--socket=/nonexistent"],
         ["config"],
     ],
