@@ -101,6 +101,24 @@ def test_a_second_run_asks_only_what_failed(pair: Pair, tmp_path: Path) -> None:
     assert pair.counter("prefilld", "kvpair_requests_accepted_total") == accepted
 
 
+@pytest.mark.parametrize("num_shared", [0, 48])
+def test_a_measurement_is_of_work_that_nobody_has_done_before(pair: Pair, num_shared: int) -> None:
+    """But for the beginning that was asked for: three blocks, which the warm-up left behind."""
+    result = kvpair(
+        pair, "bench", "--json", "--requests=8", "--concurrency=4", "--warmup=1",
+        "--prompt-tokens=60-90", "--answer-tokens=8", f"--shared-prefix={num_shared}",
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    assert (told["completed"], told["total_output_tokens"]) == (8, 64)
+    assert told["total_cached_tokens"] == 8 * num_shared
+    assert told["stages_ms"]["first_step"]["num"] == 8
+    assert told["median_itl_ms"] > 0
+    # All clocks are one: the first token is known before it comes, the second needs a step.
+    assert 0 < told["median_gap_ms"] < told["median_e2el_ms"]
+    assert told["median_ttft_ms"] >= told["stages_ms"]["prefill"]["median"] > 0
+
+
 # --- while decoded dies --------------------------------------------------------------------------
 
 LONG = ["--max-tokens=1000", "--ignore-eos"]

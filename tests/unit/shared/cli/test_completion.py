@@ -32,6 +32,7 @@ def test_commands_are_offered(kvpair: Kvpair) -> None:
     ("words", "expected"),
     [
         (("logs", "--lev"), ["--level"]),
+        (("bench", "--ttft"), ["--ttft-slo-ms"]),
         (("logs", "--level", "w"), ["warning"]),
         (("metrics", "--daemon", ""), ["prefilld", "decoded"]),
         (("up", "--set", "pool.num"), ["pool.num_blocks="]),
