@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protocol.limits import MAX_SEED, MAX_TOKENS
+from shared.cli.bench_plan import MAX_CONCURRENCY, Load, Slo, Span
 from shared.cli.parameters import Number, TokenSpan, socket_option
 from shared.cli.words import PIPE_COLUMNS
 from shared.config.paths import client_socket
@@ -32,9 +33,6 @@ DEFAULT_TIME_LIMIT_S = 300.0
 
 MAX_REQUESTS = 100_000
 """What came of each is kept in memory until the end."""
-
-MAX_CONCURRENCY = 512
-"""Connections that one process can hold where it may open 1,024 files."""
 
 MAX_RATE = 10_000.0
 MAX_WAIT_MS = 1e6
@@ -147,9 +145,7 @@ def bench(
         raise UsageError(
             f"--shared-prefix {shared_prefix} is longer than prompts of {prompt_tokens[0]} tokens"
         )
-    from shared.cli.bench_figures import Slo  # noqa: PLC0415  numpy is not for `--help`
-    from shared.cli.bench_plan import Load, Span  # noqa: PLC0415  as above
-    from shared.cli.bench_trial import Trial, look  # noqa: PLC0415  as above
+    from shared.cli.bench_trial import Trial, look  # noqa: PLC0415  numpy is not for `--help`
 
     load = Load(
         num_requests=requests,

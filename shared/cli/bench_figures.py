@@ -22,21 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from shared.cli.bench_plan import Slo
     from shared.cli.bench_stream import Heard
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """What a good answer keeps to; None where nothing is asked."""
-
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-    """Of each gap between two tokens."""
-
-    @property
-    def is_asked(self) -> bool:
-        """Whether anything is."""
-        return self.ttft_ms is not None or self.itl_ms is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

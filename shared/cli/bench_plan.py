@@ -7,14 +7,13 @@ or open, where requests come at a rate whatever became of those before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_CONCURRENCY = 512
 """Connections that one process can hold where it may open 1,024 files."""
-
-NUM_SPECIAL_IDS = 300
-"""A vocabulary's first ids are bytes and marks with a meaning of their own; prompts leave them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +29,20 @@ class Span:
     def draw(self, source: np.random.Generator, count: int) -> list[int]:
         """Return `count` numbers of it."""
         return [int(each) for each in source.integers(self.low, self.high + 1, size=count)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What a good answer keeps to; None where nothing is asked."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    """Of each gap between two tokens."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything is."""
+        return self.ttft_ms is not None or self.itl_ms is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +92,8 @@ def asks_of(load: Load, *, prompt_seed: int, first_number: int = 0) -> list[Ask]
             Whoever asks twice with one seed measures the prefix cache.
         first_number: The first request's.
     """
+    import numpy as np  # noqa: PLC0415  not for `--help`
+
     source = np.random.default_rng(load.seed)
     lengths = load.prompt_tokens.draw(source, load.num_requests)
     answers = load.answer_tokens.draw(source, load.num_requests)
@@ -104,19 +119,6 @@ def _arrivals_s(source: np.random.Generator, load: Load) -> list[float]:
     """
     if load.rate is None:
         return [0.0] * load.num_requests
-    times = np.cumsum(source.exponential(size=load.num_requests))
+    times = source.exponential(size=load.num_requests).cumsum()
     times *= load.num_requests / load.rate / times[-1]
     return [float(each) for each in times]
-
-
-def prompt_of(ask: Ask, vocab_size: int) -> list[int]:
-    """Return a request's prompt as token ids."""
-    own = ask.num_prompt_tokens - ask.num_shared_tokens
-    shared = _random_ids(ask.shared_seed, ask.num_shared_tokens, vocab_size)
-    return shared + _random_ids(ask.seed, own, vocab_size)
-
-
-def _random_ids(seed: int, count: int, vocab_size: int) -> list[int]:
-    first = min(NUM_SPECIAL_IDS, vocab_size // 2)
-    ids: list[int] = np.random.default_rng(seed).integers(first, vocab_size, size=count).tolist()
-    return ids

@@ -15,11 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from protocol.async_client import AsyncClient
 from protocol.errors import ProtocolError, RequestError
 from protocol.messages import End, Tokens
 from protocol.resuming import Loss, ResumePolicy
-from shared.cli.bench_plan import Ask, prompt_of
+from shared.cli.bench_plan import Ask
 from shared.cli.program import exit_code
 from shared.clock import NS_PER_S
 from shared.errors import ExitCode
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from protocol.messages import HandoffTimings
 
 NS_PER_MS = 1_000_000
+
+NUM_SPECIAL_IDS = 300
+"""A vocabulary's first ids are bytes and marks with a meaning of their own; prompts leave them."""
 
 SPIN_S = 0.002
 """How long before a request is due its client stops to sleep: timers count whole milliseconds."""
@@ -177,3 +182,16 @@ async def _sleep_until(due_ns: int) -> None:
     """Wait for a moment to within some microseconds, and let others work meanwhile."""
     while (left_s := (due_ns - time.monotonic_ns()) / NS_PER_S) > 0:  # noqa: ASYNC110  it is time
         await asyncio.sleep(max(0.0, left_s - SPIN_S))
+
+
+def prompt_of(ask: Ask, vocab_size: int) -> list[int]:
+    """Return a request's prompt as token ids."""
+    own = ask.num_prompt_tokens - ask.num_shared_tokens
+    shared = _random_ids(ask.shared_seed, ask.num_shared_tokens, vocab_size)
+    return shared + _random_ids(ask.seed, own, vocab_size)
+
+
+def _random_ids(seed: int, count: int, vocab_size: int) -> list[int]:
+    first = min(NUM_SPECIAL_IDS, vocab_size // 2)
+    ids: list[int] = np.random.default_rng(seed).integers(first, vocab_size, size=count).tolist()
+    return ids

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from protocol.client import Client
 from shared.cli.answering import Interrupt, cancelled_by_interrupt
-from shared.cli.bench_figures import Slo, figures_of
-from shared.cli.bench_plan import Load, asks_of
+from shared.cli.bench_figures import figures_of
+from shared.cli.bench_plan import Load, Slo, asks_of
 from shared.cli.bench_processes import ClientProcesses, Run, num_processes_for
 from shared.cli.bench_view import Told
 from shared.cli.pair import decoded_socket

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from shared.cli.bench_figures import Figures, Slo, Spread
+from shared.cli.bench_figures import Figures, Spread
 from shared.cli.words import counted
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from shared.cli.bench_plan import Load
+    from shared.cli.bench_plan import Load, Slo
     from shared.cli.bench_stream import Failure
 
 _ROWS = {
@@ -35,7 +35,9 @@ _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99", "max
 """Columns of the table, by the field of `Spread`."""
 
 BUSY_CLIENT = 0.7
-"""Share of its time that a client process may compute before its figures are doubted."""
+BUSY_AFTER_S = 1.0
+"""Share of its time that a client process may compute before its figures are doubted, in a run of
+some length: in a short one it has mostly begun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,6 @@ def heading(told: Told) -> list[str]:
     pace = [f"{load.rate:g} a second"] if load.rate is not None else []
     pace += [f"at most {load.concurrency} at a time"] if load.concurrency is not None else []
     shared = f", {load.num_shared_tokens:,} of them shared" if load.num_shared_tokens else ""
-    cached = f", {figures.cached_tokens:,} of them cached" if figures.cached_tokens else ""
     lines = [
         ", ".join(f"{key} {value}" for key, value in _brief(told.pair).items()),
         f"{counted(load.num_requests, 'request')}, {', '.join(pace)}; prompts of "
@@ -135,9 +136,14 @@ def heading(told: Told) -> list[str]:
     rates = [
         _rate(figures, figures.num_completed, "answers"),
         _rate(figures, figures.output_tokens, "tokens"),
-        _rate(figures, figures.input_tokens, "prompt tokens") + cached,
+        _rate(figures, figures.input_tokens, "prompt tokens"),
     ]
     lines.append(f"a second: {', '.join(rates)}")
+    if figures.cached_tokens:
+        lines.append(
+            f"in the prefix cache: {figures.cached_tokens:,} of {figures.input_tokens:,} prompt "
+            "tokens"
+        )
     if figures.num_good is not None:
         num_over = figures.num_completed + figures.num_failed
         lines.append(
@@ -176,7 +182,7 @@ def doubts(told: Told) -> list[str]:
         )
     if told.stopped_by == "interrupt":
         found.append(f"interrupted: {_left_out(told)}; the figures are of what came until then")
-    if told.client_busy > BUSY_CLIENT:
+    if told.client_busy > BUSY_CLIENT and told.figures.duration_s > BUSY_AFTER_S:
         found.append(
             f"a client process was busy for {told.client_busy:.0%} of the time: some of the waits "
             "may be its own"
@@ -211,13 +217,9 @@ def _brief(pair: Mapping[str, object]) -> dict[str, object]:
 
 def _rate(figures: Figures, number: int, noun: str) -> str:
     rate = figures.a_second(number)
-    return (
-        f"- {noun}"
-        if rate is None
-        else f"{rate:,.3g} {noun}"
-        if rate < 100
-        else f"{rate:,.0f} {noun}"
-    )
+    if rate is None:
+        return f"- {noun}"
+    return f"{rate:,.0f} {noun}" if rate >= 100 else f"{rate:.3g} {noun}"
 
 
 def _limits(slo: Slo) -> str:

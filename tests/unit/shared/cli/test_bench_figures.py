@@ -8,7 +8,8 @@ import statistics
 import pytest
 
 from protocol.messages import HandoffTimings
-from shared.cli.bench_figures import Figures, Slo, Spread, figures_of
+from shared.cli.bench_figures import Figures, Spread, figures_of
+from shared.cli.bench_plan import Slo
 from tests.support.heard import failed, heard
 
 NO_SLO = Slo()

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from shared.cli.bench_plan import MAX_CONCURRENCY, Ask, Load, Span, asks_of, prompt_of
+from shared.cli.bench_plan import MAX_CONCURRENCY, Ask, Load, Span, asks_of
+from shared.cli.bench_stream import prompt_of
 
 LOAD = Load(
     num_requests=400,
