@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -268,11 +270,14 @@ def test_a_time_limit_within_which_nothing_is_answered_is_a_failure(
 
 
 def test_ctrl_c_shows_what_came_until_then(serve: Serve, kvpair: Kvpair) -> None:
-    """As from a terminal, where the client processes would get it as well."""
+    """As in a terminal, which tells every process of the command."""
     prefilld = serve_pair(serve, Stuck())
     with kvpair.start("bench", "--json", *QUICK, "--concurrency=1") as process:
         assert prefilld.is_stuck.wait(30)
-        process.send_signal(signal.SIGINT)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert children
+        for pid in (*map(int, children), process.pid):
+            os.kill(pid, signal.SIGINT)
         output, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     told = json.loads(output)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,8 +16,6 @@ from shared.cli.bench_processes import CORES_A_PROCESS, ClientProcesses, num_pro
 from shared.errors import KvpairError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from shared.cli.bench_stream import Heard
     from tests.unit.shared.cli.conftest import Peer, Serve
 
@@ -92,6 +92,15 @@ def test_a_process_that_dies_ends_the_run(serve: Serve, socket_path: Path) -> No
         with pytest.raises(KvpairError, match="a process of clients has died"):
             processes.run(ASKS[:1], concurrency=1, is_open=False, time_limit_s=60, on_heard=print)
         killer.join()
+
+
+def test_ctrl_c_is_the_commands_alone_to_understand(socket_path: Path) -> None:
+    """A terminal sends it to all; a client that ended by itself would take its answers along."""
+    with ClientProcesses(socket_path, vocab_size=100, num_processes=1) as processes:
+        status = Path(f"/proc/{processes._processes[0].pid}/status").read_text()
+    blocked = int(status.partition("SigBlk:")[2].split()[0], base=16)
+    assert blocked & 1 << (signal.SIGINT - 1)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_streams_are_spread_as_far_as_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
