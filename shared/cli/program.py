@@ -1,8 +1,8 @@
 """The `kvpair` command itself: finds the sub-command, and turns every failure into one line.
 
 A sub-command's module is imported only when it is used.  Nothing here may import torch, numpy,
-asyncio, structlog or rich, and only `up`, `model`, `doctor` and `bench` may lead to more than the wire's
-client.
+asyncio, structlog or rich, and only `up`, `model`, `doctor` and `bench` may lead to more than the
+wire's client.
 """
 
 from __future__ import annotations
