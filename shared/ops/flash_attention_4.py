@@ -7,6 +7,7 @@ and a head size, nothing for a length.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from shared.ops.attention_choice import AttentionUnavailableError, told
@@ -26,6 +27,8 @@ def load_flash_attention_4() -> GatheredAttention:
     Raises:
         AttentionUnavailableError: It is not installed, or does not fit what is.
     """
+    # Its compiler's, on an argument that it does not use: a log would have it for each type.
+    warnings.filterwarnings("ignore", message="Argument aux_data", category=UserWarning)
     try:
         function: Any = importlib.import_module(MODULE).flash_attn_func
     except ModuleNotFoundError as error:
