@@ -6,7 +6,7 @@ import pytest
 
 from decoded.early_step import EarlyStep
 from decoded.held_lease import HeldLease, LeaseState
-from decoded.lease_effects import BlockCopy
+from decoded.lease_effects import BlockCopy, CopyTimes
 from shared.ops.sampling import SamplingParams
 
 TARGETS = [1, 2, 3, 4]
@@ -31,7 +31,7 @@ def next_of(lease: HeldLease[str], max_blocks: int = 8) -> BlockCopy:
 
 
 def end(lease: HeldLease[str], copy: BlockCopy, *, is_valid: bool = True) -> None:
-    lease.copied(copy, is_valid=is_valid, start_ns=1, done_ns=2)
+    lease.copied(copy, CopyTimes(start_ns=1, done_ns=2), is_valid=is_valid)
 
 
 def test_each_chunk_is_copied_behind_its_own_event() -> None:

@@ -55,8 +55,8 @@ def test_two_chunks_in_flight_bring_what_a_whole_prompt_brings() -> None:
     assert prefiller.launch([chunk(0, 4, blocks=[9, 2])]) == 0
     assert prefiller.launch([chunk(4, 7, blocks=[9, 2]), chunk(0, 4, blocks=[5])]) == 1
     assert (prefiller.num_in_flight, prefiller.is_done()) == (2, True)
-    assert prefiller.collect() == (None,)
-    assert prefiller.collect() == (expected, None)
+    assert prefiller.collect().token_ids == (None,)
+    assert prefiller.collect().token_ids == (expected, None)
     assert recorded == [stream.handle] * 2
     assert not prefiller.is_done()
 
@@ -68,7 +68,7 @@ def test_an_eager_step_is_done_when_it_is_launched() -> None:
     assert (prefiller.num_in_flight, prefiller.is_done()) == (0, False)
     assert prefiller.launch([chunk(0, 7, blocks=[3, 1])]) is None
     assert (prefiller.num_in_flight, prefiller.is_done()) == (1, True)
-    assert prefiller.collect() == (expected,)
+    assert prefiller.collect().token_ids == (expected,)
     assert prefiller.num_in_flight == 0
 
 
@@ -82,7 +82,7 @@ def test_a_first_token_s_probability_is_told_with_it() -> None:
     ):
         prefiller, history = make(), TokenHistory(GREEDY, num_logprobs=2)
         prefiller.launch([dataclasses.replace(chunk(0, 7, blocks=[3, 1]), history=history)])
-        (token_id,) = prefiller.collect()
+        (token_id,) = prefiller.collect().token_ids
         (likely,) = history.logprobs
         assert likely.top[0] == (token_id, likely.logprob)
         told.append(likely)
