@@ -32,7 +32,7 @@ class DeviceTimings(Part, frozen=True, kw_only=True):
     pull: Milliseconds | None = None
     """The copies of its blocks, in sum; most of them run while prefill does."""
     last_pull: Milliseconds | None = None
-    """The last of them, which cannot begin before the prompt is computed."""
+    """The last of them, which waits for the prompt's last blocks."""
     first_step: Milliseconds | None = None
     """decoded's first step, which brings the second token."""
 
