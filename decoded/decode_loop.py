@@ -132,7 +132,9 @@ class DecodeLoop:
         for done in result.copies:
             match done.job:
                 case SwapJob(swap=swap):
-                    self._swaps.swapped(swap, duration_ns=done.duration_ns)
+                    self._swaps.swapped(
+                        swap, duration_ns=done.duration_ns, device_ns=done.device_ns
+                    )
                 case CopyJob(session=session, copy=copy):
                     if done.is_complete:
                         num_bytes = len(copy.sources) * self._layout.block_bytes

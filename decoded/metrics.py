@@ -75,6 +75,11 @@ class DecodeMetrics:
         self.swap_seconds = metrics.histogram(
             "kvpair_swap_seconds", "Single copies of their blocks, by direction.", ["direction"]
         )
+        self.swap_device_seconds = metrics.histogram(
+            "kvpair_swap_device_seconds",
+            "The GPU's time for single ones, by direction; none on a CPU.",
+            ["direction"],
+        )
         self.swapped_seconds = metrics.histogram(
             "kvpair_swapped_out_seconds", "From a preemption until the sequence is back."
         )
@@ -118,11 +123,15 @@ class DecodeMetrics:
         if device_ns is not None:
             self.pull_device_seconds.observe(device_ns / NS_PER_S)
 
-    def swapped(self, *, num_bytes: int, duration_ns: int, is_out: bool) -> None:
+    def swapped(
+        self, *, num_bytes: int, duration_ns: int, is_out: bool, device_ns: int | None = None
+    ) -> None:
         """Count a copy to host memory or back."""
         direction = "out" if is_out else "in"
         self.swapped_bytes.labels(direction).inc(num_bytes)
         self.swap_seconds.labels(direction).observe(duration_ns / NS_PER_S)
+        if device_ns is not None:
+            self.swap_device_seconds.labels(direction).observe(device_ns / NS_PER_S)
 
     def stepped(
         self,

@@ -9,8 +9,8 @@ also holds what the host needs until the work is there.  Behind other work it is
 
 Recording an event takes the host some microseconds, of a hand-over that may take 500.  A timing
 records one more than a mark does, in front, so on the way from a prompt's last block to the second
-token there are two more: before the pull, and before the first step.  Events are used again, since
-making one takes as long.
+token there are two more: before the pull, and before the first step.  prefilld's are recorded while
+its GPU has work ahead.  Events are used again: making one costs the host as well.
 """
 
 from __future__ import annotations
