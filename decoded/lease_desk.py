@@ -181,6 +181,8 @@ class LeaseDesk:
         sequence.settle(effect.blocks, effect.in_place)
         sequence.times.copy_start_ns = effect.copy_start_ns
         sequence.times.copy_done_ns = effect.copy_done_ns
+        sequence.times.pull_device_ns = effect.device_ns
+        sequence.times.last_pull_device_ns = effect.last_device_ns
         sequence.has_started = True
         self._scheduler.start(sequence)
         if effect.early is not None:

@@ -16,10 +16,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvloop
 
 from protocol.async_client import AsyncClient
-from protocol.messages import End, Tokens
+from protocol.messages import DeviceTimings, End, HandoffTimings, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +53,8 @@ class Heard:
     """When prefilld knew the first one."""
     handoff_ms: dict[str, float] = field(default_factory=dict)
     """Stages of the hand-off since then."""
+    device_ms: dict[str, float] = field(default_factory=dict)
+    """How long GPUs were at each of its stages, where one was."""
     failure: str = ""
 
     @property
@@ -76,6 +79,11 @@ def prompt_of(ask: Ask, vocab_size: int) -> list[int]:
     return [source.randrange(first, vocab_size) for _ in range(ask.num_prompt_tokens)]
 
 
+def _told(timings: HandoffTimings | DeviceTimings | None) -> dict[str, float]:
+    fields: dict[str, float | None] = {} if timings is None else msgspec.structs.asdict(timings)
+    return {name: ms for name, ms in fields.items() if ms is not None}
+
+
 async def _hear(client: AsyncClient, ask: Ask, prompt: list[int], began_s: float) -> Heard:
     heard = Heard()
     await asyncio.sleep(max(0.0, began_s + ask.start_s - time.monotonic()))
@@ -92,11 +100,8 @@ async def _hear(client: AsyncClient, ask: Ask, prompt: list[int], began_s: float
                     heard.ids += event.ids
                 elif isinstance(event, End):
                     heard.first_token_ns = event.timings_ms.first_token_ns
-                    stages = event.timings_ms.handoff
-                    if stages is not None:
-                        heard.handoff_ms = {
-                            name: getattr(stages, name) for name in stages.__struct_fields__
-                        }
+                    heard.handoff_ms = _told(event.timings_ms.handoff)
+                    heard.device_ms = _told(event.timings_ms.device)
     except Exception as error:
         heard.failure = f"{type(error).__name__}: {error}"
     return heard

@@ -191,7 +191,7 @@ class BothEngines:
                     )
                 ]
             )
-            (token_id,) = prefiller.collect()
+            (token_id,) = prefiller.collect().token_ids
         assert token_id is not None, "the last chunk samples"
         return token_id
 
