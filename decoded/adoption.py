@@ -13,10 +13,11 @@ from decoded.early_step import EarlyStep
 from decoded.in_place_desk import InPlaceDesk
 from decoded.intake import Intake
 from decoded.lease_desk import LeaseDesk
+from decoded.lease_effects import CopyTimes
 from decoded.links import Links
 from decoded.sequence import Sequence
 from decoded.stream import ClientStream
-from shared.clock import NS_PER_S
+from shared.clock import NS_PER_S, whole_us
 from shared.daemon.sampling import sampling_params
 
 if TYPE_CHECKING:
@@ -200,12 +201,15 @@ class AdoptionDesk:
             num_blocks=len(copy.sources),
             start_ns=done.start_ns,
             done_ns=done.done_ns,
+            device_us=whole_us(done.device_ns),
         )
         if self.in_place.has_copy(session, copy):
             self.in_place.copied(session, copy, is_valid=is_valid)
             return
         effects = session.intake.copied(
-            copy, is_valid=is_valid, start_ns=done.start_ns, done_ns=done.done_ns
+            copy,
+            is_valid=is_valid,
+            times=CopyTimes(start_ns=done.start_ns, done_ns=done.done_ns, device_ns=done.device_ns),
         )
         self.leases.carry_out(session, effects)
 

@@ -132,11 +132,17 @@ class DecodeLoop:
         for done in result.copies:
             match done.job:
                 case SwapJob(swap=swap):
-                    self._swaps.swapped(swap, duration_ns=done.duration_ns)
+                    self._swaps.swapped(
+                        swap, duration_ns=done.duration_ns, device_ns=done.device_ns
+                    )
                 case CopyJob(session=session, copy=copy):
                     if done.is_complete:
                         num_bytes = len(copy.sources) * self._layout.block_bytes
-                        self._metrics.copied(num_bytes=num_bytes, duration_ns=done.duration_ns)
+                        self._metrics.copied(
+                            num_bytes=num_bytes,
+                            duration_ns=done.duration_ns,
+                            device_ns=done.device_ns,
+                        )
                     if done.has_begun_step:
                         self._in_flight.append(done.job)
                     self._desk.copied(session, copy, done)
@@ -170,6 +176,7 @@ class DecodeLoop:
         second = [sequence for sequence in living if not sequence.new_ids]
         for sequence in second:
             sequence.times.first_step_ns = result.done_ns
+            sequence.times.first_step_device_ns = result.device_ns
         # Tokens before numbers: a client waits for the former.
         for sequence, token_id in zip(batch, result.token_ids, strict=True):
             if not self._book.is_living(sequence):
@@ -180,10 +187,12 @@ class DecodeLoop:
                 self._book.end(sequence, piece.finish)
         for sequence in second:
             self._metrics.second_token(sequence)
+            self._book.tell_stages(sequence)
         self._metrics.stepped(
             num_sequences=len(living),
             num_second=len(second),
             step_s=result.seconds,
+            device_ns=result.device_ns,
             since_ns=max(0, result.done_ns - self._last_step_ns),
         )
         self._last_step_ns = max(self._last_step_ns, result.done_ns)

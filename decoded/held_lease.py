@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from decoded.lease_effects import BlockCopy, Pulled, SendReject
+from decoded.lease_effects import BlockCopy, CopyTimes, Pulled, SendReject
+from shared.engine.device_timing import add_device_ns
 
 if TYPE_CHECKING:
     from decoded.early_step import EarlyStep
@@ -54,6 +55,10 @@ class HeldLease(Generic[R]):
     """When its first copy began, on CLOCK_MONOTONIC; 0 before."""
     copy_done_ns: int = 0
     """When its latest copy ended."""
+    device_ns: int | None = None
+    """How long its copies took the GPU, in sum; None where no GPU copied."""
+    last_device_ns: int | None = None
+    """How long its latest one did."""
     early: EarlyStep | None = None
     """How to begin before HANDOFF comes, where prefilld told."""
     in_place: list[int] = field(default_factory=list)
@@ -163,11 +168,14 @@ class HeldLease(Generic[R]):
         """Whether the engine may begin the first step; a HANDOFF that is here needs no help."""
         return self.request is None and self.early is not None and not self.early.was_offered
 
-    def copied(self, copy: BlockCopy, *, is_valid: bool, start_ns: int, done_ns: int) -> None:
+    def copied(self, copy: BlockCopy, times: CopyTimes, *, is_valid: bool) -> None:
         """Take note that a copy is over; one that is not valid has brought nothing."""
         self.is_copying = False
-        self.copy_start_ns = self.copy_start_ns or start_ns
-        self.copy_done_ns = done_ns
+        self.copy_start_ns = self.copy_start_ns or times.start_ns
+        self.copy_done_ns = times.done_ns
+        if copy.sources:  # an empty one only brings the early step along
+            self.device_ns = add_device_ns(self.device_ns, times.device_ns)
+            self.last_device_ns = times.device_ns
         if is_valid:
             self.num_copied += len(copy.sources)
 
@@ -182,6 +190,8 @@ class HeldLease(Generic[R]):
             self.copy_done_ns,
             in_place=self.in_place,
             early=self.early if has_begun else None,
+            device_ns=self.device_ns,
+            last_device_ns=self.last_device_ns,
         )
 
     def decline(self) -> list[int]:

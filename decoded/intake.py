@@ -35,7 +35,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from decoded.held_lease import HeldLease, LeaseState
 from decoded.lease_effects import (
+    UNTIMED,
     BlockCopy,
+    CopyTimes,
     Effect,
     Ignored,
     Lost,
@@ -215,18 +217,17 @@ class Intake(Generic[R]):
         return copies
 
     def copied(
-        self, copy: BlockCopy, *, is_valid: bool, start_ns: int = 0, done_ns: int = 0
+        self, copy: BlockCopy, *, is_valid: bool, times: CopyTimes = UNTIMED
     ) -> list[Effect[R]]:
         """Take note that a copy is complete.
 
         Args:
             copy: What `next_copies` gave.
             is_valid: The lease's generation stood on the control page before and after it.
-            start_ns: When it began, on CLOCK_MONOTONIC.
-            done_ns: When it ended.
+            times: When it ran.
         """
         lease = self._leases[copy.lease_id]
-        lease.copied(copy, is_valid=is_valid, start_ns=start_ns, done_ns=done_ns)
+        lease.copied(copy, times, is_valid=is_valid)
         if lease.state is LeaseState.ENDING:
             return self._end(lease)
         if lease.has_begun_wrong and lease.request is not None:

@@ -30,6 +30,22 @@ class BlockCopy:
     """The targets are places in the arena, and not blocks of our pool."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyTimes:
+    """When a copy ran."""
+
+    start_ns: int = 0
+    """When it began, on CLOCK_MONOTONIC."""
+    done_ns: int = 0
+    """When it was seen to be over."""
+    device_ns: int | None = None
+    """How long it took the GPU, by its clock; None where no GPU copied."""
+
+
+UNTIMED = CopyTimes()
+"""Of a copy whose times matter to nobody: it never ran."""
+
+
 @dataclass(frozen=True, slots=True)
 class SendNoChunk:
     """Answer NOCHUNK."""
@@ -83,6 +99,10 @@ class Pulled(Generic[R]):
     """The peer's blocks that hold the beginning, and that the lease lasts for."""
     early: EarlyStep | None = None
     """The sequence's first step, where it was launched already."""
+    device_ns: int | None = None
+    """How long all copies took the GPU, in sum; None where no GPU copied."""
+    last_device_ns: int | None = None
+    """How long the last one did."""
 
 
 @dataclass(frozen=True, slots=True)

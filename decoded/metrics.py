@@ -75,6 +75,11 @@ class DecodeMetrics:
         self.swap_seconds = metrics.histogram(
             "kvpair_swap_seconds", "Single copies of their blocks, by direction.", ["direction"]
         )
+        self.swap_device_seconds = metrics.histogram(
+            "kvpair_swap_device_seconds",
+            "The GPU's time for single ones, by direction; none on a CPU.",
+            ["direction"],
+        )
         self.swapped_seconds = metrics.histogram(
             "kvpair_swapped_out_seconds", "From a preemption until the sequence is back."
         )
@@ -84,7 +89,13 @@ class DecodeMetrics:
         self.pull_seconds = metrics.histogram(
             "kvpair_pull_seconds", "From ADOPT to the last block in decoded's own pool."
         )
+        self.pull_device_seconds = metrics.histogram(
+            "kvpair_pull_device_seconds", "The GPU's time for single copies; none on a CPU."
+        )
         self.step_seconds = metrics.histogram("kvpair_decode_step_seconds", "One step.")
+        self.step_device_seconds = metrics.histogram(
+            "kvpair_decode_step_device_seconds", "The GPU's time for one step; none on a CPU."
+        )
         self.batch_sequences = metrics.histogram(
             "kvpair_batch_sequences", "Sequences of a step.", buckets=BATCH_SEQUENCES
         )
@@ -105,18 +116,32 @@ class DecodeMetrics:
         )
         self._stages = [self.handoff_seconds.labels(stage) for stage in STAGES]
 
-    def copied(self, *, num_bytes: int, duration_ns: int) -> None:
-        """Count what was copied in one go."""
+    def copied(self, *, num_bytes: int, duration_ns: int, device_ns: int | None = None) -> None:
+        """Count what was copied in one go, and what that took the GPU where one copied."""
         self.pulled_bytes.inc(num_bytes)
         self.pull_rate.observe(num_bytes / max(duration_ns, 1) * NS_PER_S)
+        if device_ns is not None:
+            self.pull_device_seconds.observe(device_ns / NS_PER_S)
 
-    def swapped(self, *, num_bytes: int, duration_ns: int, is_out: bool) -> None:
+    def swapped(
+        self, *, num_bytes: int, duration_ns: int, is_out: bool, device_ns: int | None = None
+    ) -> None:
         """Count a copy to host memory or back."""
         direction = "out" if is_out else "in"
         self.swapped_bytes.labels(direction).inc(num_bytes)
         self.swap_seconds.labels(direction).observe(duration_ns / NS_PER_S)
+        if device_ns is not None:
+            self.swap_device_seconds.labels(direction).observe(device_ns / NS_PER_S)
 
-    def stepped(self, *, num_sequences: int, num_second: int, step_s: float, since_ns: int) -> None:
+    def stepped(
+        self,
+        *,
+        num_sequences: int,
+        num_second: int,
+        step_s: float,
+        since_ns: int,
+        device_ns: int | None = None,
+    ) -> None:
         """Count a step, with one call whatever the size of its batch.
 
         Args:
@@ -124,11 +149,14 @@ class DecodeMetrics:
             num_second: How many of them got the first token that was sampled here.
             step_s: How long the step took.
             since_ns: How long ago the previous step ended, in which all others took part.
+            device_ns: How long the step took the GPU; None on a CPU.
         """
         self.steps.inc()
         self.generated_tokens.inc(num_sequences)
         self.batch_sequences.observe(num_sequences)
         self.step_seconds.observe(step_s)
+        if device_ns is not None:
+            self.step_device_seconds.observe(device_ns / NS_PER_S)
         if num_sequences > num_second:
             self.itl_seconds.observe(since_ns / NS_PER_S, num_sequences - num_second)
 

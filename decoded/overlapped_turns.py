@@ -133,14 +133,18 @@ class OverlappedTurns:
         return TurnResult(copies=copies, step=None)
 
     def _step_done(self, copies: list[CopyDone]) -> TurnResult:
-        token_ids = self._decoder.collect()
+        collected = self._decoder.collect()
         done_ns = time.monotonic_ns()
         # It began when it was launched, or when the step before it ended.
         began_ns = max(self._launched_ns.popleft(), self._last_done_ns)
         self._last_done_ns = done_ns
         self._is_interrupted = False
-        seconds = (done_ns - began_ns) / NS_PER_S
-        step = StepResult(token_ids=token_ids, done_ns=done_ns, seconds=seconds)
+        step = StepResult(
+            token_ids=collected.token_ids,
+            done_ns=done_ns,
+            seconds=(done_ns - began_ns) / NS_PER_S,
+            device_ns=collected.device_ns,
+        )
         return TurnResult(copies=copies, step=step)
 
     def _look_after_copies(self) -> list[CopyDone]:
@@ -206,6 +210,7 @@ class OverlappedTurns:
             start_ns=copy.start_ns,
             done_ns=copy.done_ns,
             has_begun_step=has_begun_step,
+            device_ns=copy.prepared.device_ns(),  # behind the launch: no step waits for a number
         )
 
     def _waits_for_token(self, copy: _Copy, now_ns: int) -> bool:

@@ -29,6 +29,12 @@ class HandoffTimes:
     copy_start_ns: int = 0
     copy_done_ns: int = 0
     first_step_ns: int = 0
+    pull_device_ns: int | None = None
+    """How long the copies took the GPU, in sum, by its clock; None where no GPU copied."""
+    last_pull_device_ns: int | None = None
+    """How long the last of them did."""
+    first_step_device_ns: int | None = None
+    """How long the first step did; None on a CPU, or where there was none."""
 
 
 @dataclass(eq=False, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decoded.answers import end_of
+from decoded.answers import end_of, stages_us
 from decoded.spans import trace_of
 from protocol import messages as wire
 
@@ -80,6 +80,15 @@ class SequenceBook:
         """A connection ended, by whom ever; what it belonged to is cancelled."""
         self._streams.pop(sequence.stream, None)
         self.cancel(sequence)
+
+    def tell_stages(self, sequence: Sequence) -> None:
+        """Log where the time of a hand-off went, now that its first step is over."""
+        self._service.log.info(
+            "handoff.measured",
+            request_id=sequence.state.id,
+            lease_id=sequence.lease_id,
+            **stages_us(sequence, self._service.clock.monotonic_ns()),
+        )
 
     def end(self, sequence: Sequence, reason: str) -> None:
         """Send END and free the blocks; only between turns."""

@@ -15,3 +15,5 @@ class StepResult:
     """When the host knew it, on CLOCK_MONOTONIC."""
     seconds: float
     """How long it took: from its launch, or from the end of the step before where that is later."""
+    device_ns: int | None = None
+    """How long it took the GPU, by its clock; None on a CPU."""

@@ -60,11 +60,14 @@ class SwapDesk:
             sequence.preempted_ns = self._service.clock.monotonic_ns()
         return self._scheduler.next_swaps(max_blocks)
 
-    def swapped(self, swap: BlockSwap[Sequence], *, duration_ns: int) -> None:
+    def swapped(
+        self, swap: BlockSwap[Sequence], *, duration_ns: int, device_ns: int | None
+    ) -> None:
         """A copy of `next_swaps` is over."""
         self._metrics.swapped(
             num_bytes=len(swap.sources) * self._block_bytes,
             duration_ns=duration_ns,
+            device_ns=device_ns,
             is_out=swap.is_out,
         )
         if self._scheduler.swap_done(swap) is AfterCopy.IS_BACK:

@@ -78,6 +78,8 @@ class CopyDone:
     done_ns: int
     has_begun_step: bool = False
     """The step that came with it, `job.copy.early`, is launched and in flight, alone."""
+    device_ns: int | None = None
+    """How long it took the GPU, by its clock; None on a CPU."""
 
     @property
     def duration_ns(self) -> int:
@@ -175,10 +177,14 @@ class EagerTurns:
     def _step(self, steps: Sequence[DecodeStep]) -> StepResult:
         began_ns = time.monotonic_ns()
         self._decoder.launch(steps)
-        token_ids = self._decoder.collect()
+        collected = self._decoder.collect()
         done_ns = time.monotonic_ns()
-        seconds = (done_ns - began_ns) / NS_PER_S
-        return StepResult(token_ids=token_ids, done_ns=done_ns, seconds=seconds)
+        return StepResult(
+            token_ids=collected.token_ids,
+            done_ns=done_ns,
+            seconds=(done_ns - began_ns) / NS_PER_S,
+            device_ns=collected.device_ns,
+        )
 
     def _copy(self, job: CopyJob | SwapJob) -> CopyDone:
         start_ns = time.monotonic_ns()

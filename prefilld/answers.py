@@ -40,5 +40,11 @@ def end_of(request: Request, reason: str, now_ns: int) -> wire.End:
             decode=(now_ns - first_token_ns) / NS_PER_MS,
             total=(now_ns - request.arrived_ns) / NS_PER_MS,
             first_token_ns=request.first_token_ns,
+            device=_device_timings(request),
         ),
     )
+
+
+def _device_timings(request: Request) -> wire.DeviceTimings | None:
+    device_ns = request.prefill_device_ns
+    return None if device_ns is None else wire.DeviceTimings(prefill=device_ns / NS_PER_MS)

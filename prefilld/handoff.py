@@ -26,7 +26,7 @@ from prefilld.handoff_messages import chunk_message, first_step, handoff_message
 from prefilld.lending import LINK_LOST, Lending
 from prefilld.request import Request, RequestState
 from protocol import messages as wire
-from shared.clock import NS_PER_S
+from shared.clock import NS_PER_S, whole_us
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -250,6 +250,8 @@ class HandoffDesk:
             lease_id=lease.lease_id,
             num_blocks=len(request.blocks),
             num_chunked=request.chunked_blocks,
+            prefill_us=whole_us(request.first_token_ns - request.started_ns),
+            prefill_device_us=whole_us(request.prefill_device_ns),
         )
 
     # --- what becomes of leases --------------------------------------------------------------

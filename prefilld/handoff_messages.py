@@ -107,6 +107,7 @@ def _state_of(request: Request) -> wire.RequestState:
         arrived_ns=request.arrived_ns,
         started_ns=request.started_ns,
         first_token_ns=request.first_token_ns,
+        prefill_device_ns=request.prefill_device_ns,
     )
 
 
@@ -131,6 +132,7 @@ def largest_handoff_bytes(prompt: Prompt) -> int:
         arrived_ns=1 << 62,
         started_ns=1 << 62,
         first_token_ns=1 << 62,
+        prefill_device_ns=1 << 62,
     )
     handoff = wire.Handoff(
         epoch=bytes(16),

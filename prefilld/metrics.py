@@ -84,6 +84,13 @@ class PrefillMetrics:
         self.step_seconds = metrics.histogram(
             "kvpair_prefill_step_seconds", "One step, from the loop's order to its return."
         )
+        self.step_device_seconds = metrics.histogram(
+            "kvpair_prefill_step_device_seconds", "The GPU's time for one step; none on a CPU."
+        )
+        self.prefill_device_seconds = metrics.histogram(
+            "kvpair_prefill_device_seconds",
+            "The GPU's time for all steps that computed a prompt; none on a CPU.",
+        )
         self.step_tokens = metrics.histogram(
             "kvpair_prefill_step_tokens", "Prompt tokens of a step.", buckets=STEP_TOKENS
         )
@@ -94,16 +101,20 @@ class PrefillMetrics:
         if before is not None and before.instance != now.instance:
             self.peer_restarts.inc()
 
-    def stepped(self, *, num_tokens: int, duration_ns: int) -> None:
-        """Count a step."""
+    def stepped(self, *, num_tokens: int, duration_ns: int, device_ns: int | None = None) -> None:
+        """Count a step, and what it took the GPU where one computed it."""
         self.prompt_tokens.inc(num_tokens)
         self.step_tokens.observe(num_tokens)
         self.step_seconds.observe(duration_ns / NS_PER_S)
+        if device_ns is not None:
+            self.step_device_seconds.observe(device_ns / NS_PER_S)
 
     def first_token(self, request: Request) -> None:
         """Count what a request waited until its first token."""
         self.queue_seconds.observe((request.started_ns - request.arrived_ns) / NS_PER_S)
         self.prefill_seconds.observe((request.first_token_ns - request.started_ns) / NS_PER_S)
+        if request.prefill_device_ns is not None:
+            self.prefill_device_seconds.observe(request.prefill_device_ns / NS_PER_S)
         if not request.prompt.resumed_ids:
             self.ttft_seconds.observe((request.first_token_ns - request.arrived_ns) / NS_PER_S)
 

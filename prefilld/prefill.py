@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from prefilld.request import Request
     from prefilld.scheduler import Chunk
+    from shared.engine.collected import Collected
     from shared.engine.prefilling import Prefiller
     from shared.kv.control_page import ControlPage
 
@@ -36,7 +37,7 @@ def wait_for_chunks(
     chunks: Sequence[Chunk[Request]],
     page: ControlPage,
     is_interrupted: Callable[[], bool],
-) -> tuple[int | None, ...] | None:
+) -> Collected[int | None] | None:
     """Wait for the oldest step in flight.  On the engine thread.
 
     Args:
@@ -47,19 +48,19 @@ def wait_for_chunks(
         is_interrupted: Whether there is more to launch; asked while there is room for it.
 
     Returns:
-        One for each chunk: the first token of the answer where the chunk ends its prompt, else
-        None.  None in place of all where the wait was interrupted.
+        For each chunk the first token of the answer where the chunk ends its prompt, else None.
+        None in place of all where the wait was interrupted.
     """
     is_full = prefiller.num_in_flight >= prefiller.depth
     while not prefiller.is_done():
         if not is_full and is_interrupted():
             return None
         time.sleep(POLL_S)
-    token_ids = prefiller.collect()
-    for chunk, token_id in zip(chunks, token_ids, strict=True):
+    collected = prefiller.collect()
+    for chunk, token_id in zip(chunks, collected.token_ids, strict=True):
         if token_id is not None and chunk.request.first_token_place is not None:
             page.tell_first_token(*chunk.request.first_token_place, token_id)
-    return token_ids
+    return collected
 
 
 def _step_of(chunk: Chunk[Request]) -> SequenceStep:

@@ -13,12 +13,17 @@ from typing import TYPE_CHECKING, Protocol
 
 from prefilld.prefill import launch_chunks, wait_for_chunks
 from prefilld.request import Request, RequestState
+from shared.clock import whole_us
+from shared.engine.device_timing import add_device_ns
 
 if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
     from prefilld.handoff import HandoffDesk
     from prefilld.metrics import PrefillMetrics
     from prefilld.scheduler import Chunk, Scheduler
     from shared.clock import Clock
+    from shared.engine.collected import Collected
     from shared.engine.prefilling import Prefiller
     from shared.engine.thread import EngineThread
     from shared.kv.control_page import ControlPage
@@ -63,11 +68,12 @@ class PrefillLoop:
         owner: PromptOwner,
         metrics: PrefillMetrics,
         clock: Clock,
+        log: FilteringBoundLogger,
     ) -> None:
         self._prefiller, self._engine = prefiller, engine
         self._scheduler, self._holds, self._page = scheduler, holds, control_page
         self._desk, self._owner = desk, owner
-        self._metrics, self._clock = metrics, clock
+        self._metrics, self._clock, self._log = metrics, clock, log
         self._in_flight: deque[list[Chunk[Request]]] = deque()
         """The chunks of steps that are launched and not collected."""
         self._step_began_ns = 0
@@ -126,22 +132,45 @@ class PrefillLoop:
     async def _collect(self) -> None:
         """Wait for the oldest step; come back without it if there is something to launch."""
         chunks = self._in_flight[0]
-        token_ids = await self._engine.run(
+        collected = await self._engine.run(
             wait_for_chunks, self._prefiller, chunks, self._page, self._work.is_set
         )
-        if token_ids is None:
+        if collected is None:
             return
         now_ns = self._clock.monotonic_ns()
         self._in_flight.popleft()
         # Tokens and hand-overs before numbers: somebody waits for them.
-        for chunk, token_id in zip(chunks, token_ids, strict=True):
+        for chunk, token_id in zip(chunks, collected.token_ids, strict=True):
+            request = chunk.request
+            request.prefill_device_ns = add_device_ns(
+                request.prefill_device_ns, collected.device_ns
+            )
             self._computed(chunk, token_id)
         self._desk.pump()
         self._metrics.stepped(
             num_tokens=sum(chunk.length for chunk in chunks),
             duration_ns=now_ns - self._step_began_ns,
+            device_ns=collected.device_ns,
         )
+        self._tell(chunks, collected, duration_ns=now_ns - self._step_began_ns)
         self._step_began_ns = now_ns
+
+    def _tell(
+        self,
+        chunks: list[Chunk[Request]],
+        collected: Collected[int | None],
+        *,
+        duration_ns: int,
+    ) -> None:
+        for chunk in chunks:
+            self._log.debug(
+                "chunk.computed",
+                request_id=chunk.request.id,
+                num_tokens=chunk.length,
+                step_us=whole_us(duration_ns),
+                device_us=whole_us(collected.device_ns),
+                written_us=whole_us(collected.written_ns),
+            )
 
     def _computed(self, chunk: Chunk[Request], token_id: int | None) -> None:
         request = chunk.request

@@ -94,6 +94,8 @@ class Request:
     first_token_ns: int = 0
     sent_ns: int = 0
     """When HANDOFF was given to the link."""
+    prefill_device_ns: int | None = None
+    """How long the steps that computed it took the GPU so far, by its clock; None on a CPU."""
     answer_ids: list[int] = field(default_factory=list)
     """The answer so far: resumed ids, then the first token."""
     delivered: int = 0

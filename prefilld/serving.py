@@ -94,6 +94,7 @@ class Serving:
             owner=self,
             metrics=metrics,
             clock=service.clock,
+            log=service.log,
         )
 
     # --- what others may know ----------------------------------------------------------------

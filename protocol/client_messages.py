@@ -11,8 +11,6 @@ from protocol.fields import (
     Count,
     Logprob,
     Message,
-    Milliseconds,
-    Nanoseconds,
     NumLogprobs,
     Part,
     Penalty,
@@ -23,6 +21,7 @@ from protocol.fields import (
     TokenIds,
 )
 from protocol.plain import check_plain
+from protocol.timings import Timings
 
 # --- what a request is made of -----------------------------------------------------------
 
@@ -209,38 +208,6 @@ class Usage(Part, frozen=True, kw_only=True):
     cached_tokens: Count
     """Prompt tokens whose KV was found in the prefix cache."""
     completion_tokens: Count
-
-
-class HandoffTimings(Part, frozen=True, kw_only=True):
-    """When each stage of the hand-off was reached, in ms since prefilld knew the first token."""
-
-    ready: Milliseconds
-    """HANDOFF was given to the kernel."""
-    adopted: Milliseconds
-    """decoded owned the stream."""
-    copy_start: Milliseconds
-    """decoded began to copy the first block; 0 where it had begun while prefill still ran."""
-    copy_done: Milliseconds
-    """The last block was in decoded's own pool."""
-    first_step: Milliseconds
-    """decoded knew the second token."""
-
-
-class Timings(Part, frozen=True, kw_only=True):
-    """Where a request's time went, in ms."""
-
-    queue: Milliseconds
-    """From the request's arrival to its first chunk."""
-    prefill: Milliseconds
-    """From its first chunk to its first token."""
-    decode: Milliseconds
-    """From its first token to its last."""
-    total: Milliseconds
-    """From its arrival to END."""
-    first_token_ns: Nanoseconds = 0
-    """When prefilld knew the first token, on CLOCK_MONOTONIC, for clients of the same host."""
-    handoff: HandoffTimings | None = None
-    """None where the first token ended the answer, so nothing was handed over."""
 
 
 class End(Message, tag="end", frozen=True, kw_only=True):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-VERSION = 3
+VERSION = 4
 """Version of the protocol; both ends of a link must speak the same one.
 
 1: the first.
 2: min-p, penalties, bias, shortest answers and log-probabilities.
 3: CHUNK may tell decoded's first step, and the control page the first token; decoded reserves room
    for a prompt, and no longer for its whole answer; `preempted`.
+4: HANDOFF tells how long the prompt took the GPU, and END what the GPUs' clocks say.
 """
 
 MAX_LINK_BODY_BYTES = 1 << 20

@@ -204,6 +204,8 @@ class RequestState(Part, frozen=True, kw_only=True):
     arrived_ns: Nanoseconds
     started_ns: Nanoseconds
     first_token_ns: Nanoseconds
+    prefill_device_ns: Count | None = None
+    """How long the steps that computed the prompt took the GPU; None on a CPU."""
 
 
 class Handoff(LeaseMessage, tag="handoff", frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 A message is one msgpack map whose `type` names its struct.  Unknown types, unknown fields,
 wrong types and values out of range are refused as a whole; nothing is coerced.  The structs are
-in `client_messages.py` and `link_messages.py`, the types of their fields in `fields.py`;
-`README.md` beside this file lists them all and is generated from them.
+in `client_messages.py`, `timings.py` and `link_messages.py`, the types of their fields in
+`fields.py`; `README.md` beside this file lists them all and is generated from them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from protocol.client_messages import (
     End,
     Error,
     Generate,
-    HandoffTimings,
     LogitBias,
     Metrics,
     MetricsRequest,
@@ -27,7 +26,6 @@ from protocol.client_messages import (
     Sampling,
     Status,
     StatusRequest,
-    Timings,
     TokenLogprob,
     Tokens,
     Usage,
@@ -57,6 +55,7 @@ from protocol.link_messages import (
     RequestState,
     Welcome,
 )
+from protocol.timings import DeviceTimings, HandoffTimings, Timings
 
 __all__ = [
     "MESSAGE_TYPES",
@@ -71,6 +70,7 @@ __all__ = [
     "Chunk",
     "CreditUpdate",
     "Credits",
+    "DeviceTimings",
     "Drain",
     "End",
     "Error",

@@ -16,7 +16,7 @@ from typing import get_args
 import msgspec
 from msgspec import inspect as shapes
 
-from protocol import client_messages, errors, limits, link_messages
+from protocol import client_messages, errors, limits, link_messages, timings
 from protocol import messages as m
 from protocol.states import EXPLANATIONS, INITIAL, RECEIVES, SENDS, Role, Row, State
 
@@ -46,7 +46,7 @@ def render(text: str) -> str:
 
 
 def _client_messages() -> str:
-    return _messages_of(client_messages)
+    return "\n\n".join((_messages_of(client_messages), _messages_of(timings)))
 
 
 def _link_messages() -> str:

@@ -10,6 +10,12 @@ import time
 from typing import Protocol
 
 NS_PER_S = 1_000_000_000
+NS_PER_US = 1_000
+
+
+def whole_us(duration_ns: int | None) -> int | None:
+    """Return a duration in microseconds, as logs tell it; none stays none."""
+    return None if duration_ns is None else duration_ns // NS_PER_US
 
 
 class Clock(Protocol):

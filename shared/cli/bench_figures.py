@@ -98,6 +98,8 @@ class Figures:
     """How much later than due requests were sent."""
     stages: dict[str, Spread]
     """Queue and prefill, and the hand-over's stages since prefilld knew the first token."""
+    device: dict[str, Spread]
+    """What of that GPUs took, by their own clocks."""
 
     @property
     def num_failed(self) -> int:
@@ -136,7 +138,8 @@ def figures_of(all_heard: Sequence[Heard], slo: Slo) -> Figures:
         tpot=Spread.of(_tpot_ms(each) for each in whole if len(each.token_ns) > 1),
         e2el=Spread.of((each.token_ns[-1] - each.due_ns) / NS_PER_MS for each in whole),
         send_lag=Spread.of((each.sent_ns - each.due_ns) / NS_PER_MS for each in heard),
-        stages=_stages(whole),
+        stages=_spreads(_stages_ms(each) for each in whole),
+        device=_spreads(each.device_ms for each in whole),
     )
 
 
@@ -237,14 +240,17 @@ def _itls_ms(
     return beside, alone
 
 
-def _stages(whole: Sequence[Heard]) -> dict[str, Spread]:
-    """Return the stages that daemons told of, in the order in which they come."""
+def _stages_ms(heard: Heard) -> dict[str, float]:
+    assert heard.end is not None
+    timings = heard.end.timings_ms
+    return {"queue": timings.queue, "prefill": timings.prefill, **heard.handoff_ms}
+
+
+def _spreads(told: Iterable[dict[str, float]]) -> dict[str, Spread]:
+    """Return the spread of each value over those that have it, in the order of their first."""
     values: dict[str, list[float]] = {}
-    for each in whole:
-        assert each.end is not None
-        timings = each.end.timings_ms
-        told = {"queue": timings.queue, "prefill": timings.prefill, **each.handoff_ms}
-        for name, took_ms in told.items():
-            values.setdefault(name, []).append(took_ms)
+    for each in told:
+        for name, value in each.items():
+            values.setdefault(name, []).append(value)
     spreads = {name: Spread.of(found) for name, found in values.items()}
     return {name: spread for name, spread in spreads.items() if spread is not None}

@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from protocol.async_client import AsyncClient
@@ -27,7 +28,7 @@ from shared.clock import NS_PER_S
 from shared.errors import ExitCode
 
 if TYPE_CHECKING:
-    from protocol.messages import HandoffTimings
+    from protocol.messages import DeviceTimings, HandoffTimings
 
 NS_PER_MS = 1_000_000
 
@@ -104,12 +105,18 @@ class Heard:
 
     @property
     def handoff_ms(self) -> dict[str, float]:
-        """Stages of the hand-off since then, as far as the daemons told them."""
-        stages: HandoffTimings | None = None if self.end is None else self.end.timings_ms.handoff
-        if stages is None:
-            return {}
-        told = {name: getattr(stages, name) for name in stages.__struct_fields__}
-        return {name: float(at) for name, at in told.items() if isinstance(at, int | float)}
+        """Stages of the hand-over since then; none where nothing was handed over."""
+        return _told(None if self.end is None else self.end.timings_ms.handoff)
+
+    @property
+    def device_ms(self) -> dict[str, float]:
+        """How long GPUs were at each stage, where one was."""
+        return _told(None if self.end is None else self.end.timings_ms.device)
+
+
+def _told(timings: HandoffTimings | DeviceTimings | None) -> dict[str, float]:
+    told: dict[str, float | None] = {} if timings is None else msgspec.structs.asdict(timings)
+    return {name: at_ms for name, at_ms in told.items() if at_ms is not None}
 
 
 async def hear_all(

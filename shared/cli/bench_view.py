@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING
 
 from shared.cli.bench_figures import Figures, Spread
@@ -30,6 +30,9 @@ _ROWS = {
 """Rows of the table, by the field of `Figures`."""
 
 _ONLY_WITH_RATE = frozenset({"send_lag"})
+
+_BEFORE = ("queue", "prefill")
+"""Stages that end where the hand-over begins."""
 
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99", "max": "max"}
 """Columns of the table, by the field of `Spread`."""
@@ -109,11 +112,11 @@ def as_json(told: Told) -> dict[str, object]:
             if statistic.name != "num":
                 value = None if spread is None else getattr(spread, statistic.name)
                 body[f"{statistic.name}_{name}_ms"] = value
-    body["stages_ms"] = {
-        name: {each.name: getattr(spread, each.name) for each in fields(Spread)}
-        for name, spread in figures.stages.items()
-    }
-    return body
+    return body | {"stages_ms": _plain(figures.stages), "device_ms": _plain(figures.device)}
+
+
+def _plain(spreads: Mapping[str, Spread]) -> dict[str, dict[str, float]]:
+    return {name: asdict(spread) for name, spread in spreads.items()}
 
 
 # --- for people ------------------------------------------------------------------------------
@@ -164,12 +167,27 @@ def table(figures: Figures, *, has_rate: bool) -> Table:
     for name, label in _ROWS.items():
         if has_rate or name not in _ONLY_WITH_RATE:
             made.add_row(label, *_cells(getattr(figures, name)))
-    if figures.stages:
-        made.add_section()
-    for name, spread in figures.stages.items():
-        label = name if name in ("queue", "prefill") else f"hand-over: {name.replace('_', ' ')}"
-        made.add_row(label, *_cells(spread))
+    for group in (_stage_rows(figures), _device_rows(figures)):
+        if group:
+            made.add_section()
+        for label, spread in group.items():
+            made.add_row(label, *_cells(spread))
     return made
+
+
+def _stage_rows(figures: Figures) -> dict[str, Spread]:
+    return {
+        name if name in _BEFORE else f"hand-over: {_words(name)}": spread
+        for name, spread in figures.stages.items()
+    }
+
+
+def _device_rows(figures: Figures) -> dict[str, Spread]:
+    return {f"on GPUs: {_words(name)}": spread for name, spread in figures.device.items()}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def doubts(told: Told) -> list[str]:

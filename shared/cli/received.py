@@ -69,6 +69,7 @@ class Received:
                 "handoff": msgspec.to_builtins(timings.handoff) if timings else None,
                 "decode": timings.decode if timings else None,
                 "total": timings.total if timings else None,
+                "device": msgspec.to_builtins(timings.device) if timings else None,
             },
         }
 

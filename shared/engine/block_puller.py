@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from shared.engine.device_stream import DeviceStream
 from shared.engine.run_copies import RunCopies
 from shared.kv.pull import check_copy, copy_blocks, runs
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+    from shared.engine.device_timing import Timing
 
 IDLE_PROGRAMS = 128
 """Thread blocks of a pull while nothing decodes; NVLink is nearly full at 64."""
@@ -44,6 +47,9 @@ class PreparedCopy(Protocol):
 
     def is_done(self) -> bool:
         """Whether every block is in the target; what is launched afterwards may read them."""
+
+    def device_ns(self) -> int | None:
+        """Return how long the copy took the GPU, once it is done; None where the CPU copied."""
 
 
 class BlockPuller(Protocol):
@@ -96,6 +102,9 @@ class _EagerCopy:
     def is_done(self) -> bool:
         return self._is_done
 
+    def device_ns(self) -> int | None:
+        return None
+
 
 class CudaPuller:
     """Copies by the gather kernel on a side stream, or by the copy engine on another.
@@ -109,7 +118,7 @@ class CudaPuller:
         from shared.ops.triton.gather_blocks import gather_blocks  # noqa: PLC0415
 
         self._gather_blocks, self._target = gather_blocks, target
-        self._stream = torch.cuda.Stream(target.device)
+        self._stream = DeviceStream(target.device, is_urgent=False)
         self._run_copies = RunCopies(target, target.device)
         self._free: list[_IdBuffers] = []
         self._warm_up()
@@ -120,16 +129,17 @@ class CudaPuller:
         """Upload the ids; see `BlockPuller.prepare`."""
         check_copy(source, self._target, source_ids, target_ids)
         buffers = self._take(len(source_ids))
-        with torch.cuda.stream(self._stream):
+        with self._stream.current():
             ids = buffers.fill(source_ids, target_ids)
         found = list(runs(source_ids, target_ids))
         has_long_runs = 0 < len(found) * MIN_RUN_BLOCKS <= len(source_ids)
         beside_steps = self._run_copies.prepare_runs(source, found) if has_long_runs else None
         return _CudaCopy(self, source, ids, buffers, beside_steps)
 
-    def launch(self, source: Tensor, ids: Tensor, buffers: _IdBuffers, *, is_busy: bool) -> None:
-        """Enqueue a prepared copy, and the event of its end."""
-        with torch.cuda.stream(self._stream):
+    def launch(self, source: Tensor, ids: Tensor, *, is_busy: bool) -> Timing:
+        """Enqueue a prepared copy."""
+        with self._stream.current():
+            timing = self._stream.begin_timing()
             self._gather_blocks(
                 source,
                 self._target,
@@ -137,7 +147,8 @@ class CudaPuller:
                 ids[1],
                 num_programs=BUSY_PROGRAMS if is_busy else IDLE_PROGRAMS,
             )
-            buffers.event.record(self._stream)
+            timing.end()
+        return timing
 
     def give_back(self, buffers: _IdBuffers) -> None:
         """Let another copy have the buffers of one that is done."""
@@ -160,6 +171,7 @@ class CudaPuller:
             copy.start(is_busy=False)
             self._stream.synchronize()
             copy.is_done()
+            copy.device_ns()  # so that the first prompt finds the events of a timing as well
 
 
 MIN_CAPACITY = 1024
@@ -167,11 +179,10 @@ MIN_CAPACITY = 1024
 
 
 class _IdBuffers:
-    """Block ids of one copy, on both sides, and the event of its end."""
+    """Block ids of one copy, on both sides."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
-        self.event = torch.cuda.Event()
         # Both rows begin where kernels know the alignment, whatever the number of ids.
         self._host = torch.empty(2, capacity, dtype=torch.int64, pin_memory=True)
         self._numbers = self._host.numpy()
@@ -200,6 +211,7 @@ class _CudaCopy:
         self._puller, self._source, self._ids = puller, source, ids
         self._buffers: _IdBuffers | None = buffers
         self._beside_steps, self._is_beside_steps = beside_steps, False
+        self._timing: Timing | None = None
 
     def start(self, *, is_busy: bool) -> None:
         assert self._buffers is not None, "a copy starts once"
@@ -207,7 +219,7 @@ class _CudaCopy:
             self._is_beside_steps = True
             self._beside_steps.start(is_busy=True)
             return
-        self._puller.launch(self._source, self._ids, self._buffers, is_busy=is_busy)
+        self._timing = self._puller.launch(self._source, self._ids, is_busy=is_busy)
 
     def is_done(self) -> bool:
         if self._buffers is None:
@@ -215,8 +227,13 @@ class _CudaCopy:
         if self._is_beside_steps and self._beside_steps is not None:
             if not self._beside_steps.is_done():
                 return False
-        elif not self._buffers.event.query():
+        elif self._timing is None or not self._timing.is_passed():
             return False
         self._puller.give_back(self._buffers)
         self._buffers = None
         return True
+
+    def device_ns(self) -> int | None:
+        if self._is_beside_steps and self._beside_steps is not None:
+            return self._beside_steps.device_ns()
+        return None if self._timing is None else self._timing.device_ns()

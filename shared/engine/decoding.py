@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from shared.engine.batch import SequenceStep
+from shared.engine.collected import Collected
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -85,7 +86,7 @@ class Decoder(Protocol):
     def is_done(self) -> bool:
         """Whether the oldest step in flight is done."""
 
-    def collect(self) -> tuple[int, ...]:
+    def collect(self) -> Collected[int]:
         """Wait for the oldest step in flight and return what it sampled, in its steps' order."""
 
 
@@ -136,11 +137,11 @@ class EagerDecoder:
         """See `Decoder.is_done`."""
         return self._sampled is not None
 
-    def collect(self) -> tuple[int, ...]:
+    def collect(self) -> Collected[int]:
         """See `Decoder.collect`."""
         assert self._sampled is not None, "no step was launched"
         sampled, self._sampled = self._sampled, None
-        return sampled
+        return Collected(token_ids=sampled)
 
 
 def _sequence_step(step: DecodeStep) -> SequenceStep:

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from shared.engine.device_timing import DeviceTimer, Untimed
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch import Tensor
+
+    from shared.engine.device_timing import Timing
 
 
 class Mark(Protocol):
@@ -47,6 +51,10 @@ class _EventMark:
         self._event.synchronize()
 
 
+def _new_timed_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
 class DeviceStream:
     """One stream.  All calls come from the engine thread.
 
@@ -61,6 +69,7 @@ class DeviceStream:
         priority = -1 if is_urgent else 0
         self._stream = torch.cuda.Stream(device, priority=priority) if is_cuda else None
         self._pool = torch.cuda.graph_pool_handle() if is_cuda else None
+        self._timer = DeviceTimer(_new_timed_event, self._stream) if is_cuda else None
 
     @property
     def handle(self) -> int:
@@ -80,6 +89,10 @@ class DeviceStream:
         event = torch.cuda.Event()
         event.record(self._stream)
         return _EventMark(event)
+
+    def begin_timing(self) -> Timing:
+        """Begin to time what is enqueued from here until the timing's `end`."""
+        return Untimed() if self._timer is None else self._timer.begin()
 
     def synchronize(self) -> None:
         """Wait for everything that was enqueued."""

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shared.engine.choosing import is_plain
+from shared.engine.collected import Collected
 from shared.engine.decode_inputs import TOKEN, DecodeInputs
 from shared.engine.decode_rows import DecodeRows, RowPlan
 from shared.engine.device_stream import DeviceStream
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from shared.engine.choosing import Told
     from shared.engine.decoding import DecodeStep
-    from shared.engine.device_stream import Mark
+    from shared.engine.device_timing import Timing
     from shared.kv.layout import KVLayout
     from shared.model.llama import Llama
     from shared.ops.pool_pair import PoolPair
@@ -66,10 +67,11 @@ def batch_sizes(max_batch: int) -> tuple[int, ...]:
 class _InFlight:
     rows: list[int]
     sampled: Tensor
-    """[max_batch] int64 in host memory, filled once `mark` is passed."""
+    """[max_batch] int64 in host memory, filled once `timing` is passed."""
     told: Told | None
     """To be settled then."""
-    mark: Mark
+    timing: Timing
+    """Of its way to the device and back as well."""
 
 
 class GraphDecoder:
@@ -137,14 +139,15 @@ class GraphDecoder:
             self._inputs.hold_tables(steps, plan.rows)
             staging = self._staging[self._num_launched % len(self._staging)]
             self._inputs.fill(staging, steps, plan)
+            timing = self._stream.begin_timing()  # here: the host's part of a step lies before
             self._inputs.upload(staging)
             self._replays[self._size_for(len(steps))]()
             told = self._choose(steps, plan.rows)
             sampled = self._outputs[self._num_launched % len(self._outputs)]
             sampled.copy_(self._head.sampled, non_blocking=True)
-            mark = self._stream.mark()
+            timing.end()
         self._num_launched += 1
-        self._in_flight.append(_InFlight(rows=plan.rows, sampled=sampled, told=told, mark=mark))
+        self._in_flight.append(_InFlight(rows=plan.rows, sampled=sampled, told=told, timing=timing))
 
     def prepare(self, step: DecodeStep) -> _LonelyStep:
         """Write all of a step's inputs but the token; see `PreparingDecoder.prepare`."""
@@ -169,29 +172,31 @@ class GraphDecoder:
             return False
         self._lonely_staging[TOKEN, row] = token_id
         with self._stream.current():
+            timing = self._stream.begin_timing()
             self._replay_lonely()
             told = self._choose([step], [row])
             if not is_plain(step):
                 self._lonely_output.copy_(self._head.sampled, non_blocking=True)
-            mark = self._stream.mark()
+            timing.end()
         self._num_launched += 1
         self._in_flight.append(
-            _InFlight(rows=[row], sampled=self._lonely_output, told=told, mark=mark)
+            _InFlight(rows=[row], sampled=self._lonely_output, told=told, timing=timing)
         )
         return True
 
     def is_done(self) -> bool:
         """See `Decoder.is_done`."""
-        return bool(self._in_flight) and self._in_flight[0].mark.is_passed()
+        return bool(self._in_flight) and self._in_flight[0].timing.is_passed()
 
-    def collect(self) -> tuple[int, ...]:
+    def collect(self) -> Collected[int]:
         """See `Decoder.collect`."""
         oldest = self._in_flight.popleft()
-        oldest.mark.wait()
+        oldest.timing.wait()
         if oldest.told is not None:
             oldest.told.settle()
         sampled = oldest.sampled.tolist()
-        return tuple(sampled[row] for row in oldest.rows)
+        token_ids = tuple(sampled[row] for row in oldest.rows)
+        return Collected(token_ids=token_ids, device_ns=oldest.timing.device_ns())
 
     def _choose(self, steps: Sequence[DecodeStep], rows: Sequence[int]) -> Told | None:
         """Enqueue the choices that a graph does not make, and the way back of what they tell."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from shared.engine.collected import Collected
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,12 +38,12 @@ class Prefiller(Protocol):
     def is_done(self) -> bool:
         """Whether the oldest step in flight is done."""
 
-    def collect(self) -> tuple[int | None, ...]:
+    def collect(self) -> Collected[int | None]:
         """Wait for the oldest step in flight.
 
         Returns:
-            One for each of its sequences, in order: the sampled token, or None where none was
-            asked for.
+            For each of its sequences, in order, the sampled token, or None where none was asked
+            for.
         """
 
 
@@ -72,8 +74,8 @@ class EagerPrefiller:
         """See `Prefiller.is_done`."""
         return self._sampled is not None
 
-    def collect(self) -> tuple[int | None, ...]:
+    def collect(self) -> Collected[int | None]:
         """See `Prefiller.collect`."""
         assert self._sampled is not None, "no step was launched"
         sampled, self._sampled = self._sampled, None
-        return sampled
+        return Collected(token_ids=sampled)

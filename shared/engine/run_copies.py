@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shared.engine.device_stream import DeviceStream
+from shared.engine.device_timing import add_device_ns
 from shared.kv.pull import check_copy, runs
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from shared.engine.device_stream import Mark
+    from shared.engine.device_timing import Timing
     from shared.kv.pull import BlockRun
 
 RUNS_AT_ONCE = 16
@@ -60,7 +61,11 @@ class RunCopy:
         self._stream, self._source, self._target = stream, source, target
         self._left = left
         self._next: BlockRun | None = next(left, None)
-        self._mark: Mark | None = None
+        self._timing: Timing | None = None
+        """Of the copies that were enqueued last."""
+        self._is_done = False
+        self._device_ns: int | None = None
+        """Of those that are done; what passes between two lots of them is nobody's time."""
 
     def start(self, *, is_busy: bool) -> None:
         """Enqueue the first copies."""
@@ -68,15 +73,25 @@ class RunCopy:
 
     def is_done(self) -> bool:
         """Enqueue more where the ones before are done; whether all are."""
-        if self._mark is None or not self._mark.is_passed():
+        if self._is_done:
+            return True
+        timing = self._timing
+        if timing is None or not timing.is_passed():
             return False
         if self._next is None:
-            return True
-        self._enqueue()
-        return False
+            self._is_done = True
+        else:  # before the times: the copy engine waits for it
+            self._enqueue()
+        self._device_ns = add_device_ns(self._device_ns, timing.device_ns())
+        return self._is_done
+
+    def device_ns(self) -> int | None:
+        """See `PreparedCopy.device_ns`."""
+        return self._device_ns
 
     def _enqueue(self) -> None:
         with self._stream.current():
+            self._timing = self._stream.begin_timing()
             for _ in range(RUNS_AT_ONCE):
                 run = self._next
                 if run is None:
@@ -85,4 +100,4 @@ class RunCopy:
                 target = self._target[run.target : run.target + run.num_blocks]
                 target.copy_(source, non_blocking=True)
                 self._next = next(self._left, None)
-            self._mark = self._stream.mark()
+            self._timing.end()

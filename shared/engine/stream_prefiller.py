@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shared.engine.collected import Collected
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
     from shared.engine.batch import SequenceStep
     from shared.engine.choosing import Told
-    from shared.engine.device_stream import DeviceStream, Mark
+    from shared.engine.device_stream import DeviceStream
+    from shared.engine.device_timing import Timing
     from shared.engine.prefill_graphs import PrefillGraphs
     from shared.engine.runner import ModelRunner
 
@@ -25,10 +28,10 @@ DEPTH = 2
 class _InFlight:
     steps: Sequence[SequenceStep]
     sampled: Tensor
-    """[num_sampled] int64 in host memory, filled once `mark` is passed."""
+    """[num_sampled] int64 in host memory, filled once `timing` is passed."""
     told: Told | None
     """To be settled then."""
-    mark: Mark
+    timing: Timing
 
 
 class StreamPrefiller:
@@ -63,27 +66,39 @@ class StreamPrefiller:
     def launch(self, steps: Sequence[SequenceStep]) -> int | None:
         """Enqueue a step; see `Prefiller.launch`."""
         slots: list[int] = []
+
+        def written() -> None:
+            slots.append(self._record(self._stream.handle))
+            # Once more: an event that another process waits for tells no time.
+            timing.split()
+
         graphs = self._graphs
         begin = graphs.begin if graphs and graphs.takes(steps) else self._runner.begin
         with self._stream.current():
             # Recorded before the logits: decoded needs the blocks and not the token.
-            chosen = begin(steps, lambda: slots.append(self._record(self._stream.handle)))
+            timing = self._stream.begin_timing()
+            chosen = begin(steps, written)
             sampled = self._stream.to_host(chosen.token_ids)
             if chosen.told is not None:
                 chosen.told.fetch(self._stream.to_host)
+            timing.end()
             self._in_flight.append(
-                _InFlight(steps=steps, sampled=sampled, told=chosen.told, mark=self._stream.mark())
+                _InFlight(steps=steps, sampled=sampled, told=chosen.told, timing=timing)
             )
         return slots[0]
 
     def is_done(self) -> bool:
         """See `Prefiller.is_done`."""
-        return bool(self._in_flight) and self._in_flight[0].mark.is_passed()
+        return bool(self._in_flight) and self._in_flight[0].timing.is_passed()
 
-    def collect(self) -> tuple[int | None, ...]:
+    def collect(self) -> Collected[int | None]:
         """See `Prefiller.collect`."""
         oldest = self._in_flight.popleft()
-        oldest.mark.wait()
+        oldest.timing.wait()
         if oldest.told is not None:
             oldest.told.settle()
-        return self._runner.token_ids(oldest.steps, oldest.sampled)
+        return Collected(
+            token_ids=self._runner.token_ids(oldest.steps, oldest.sampled),
+            device_ns=oldest.timing.device_ns(),
+            written_ns=oldest.timing.split_ns(),
+        )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from tests.benchmarks.handover_stages import medians, print_timeline, rounded
 from tests.benchmarks.results_file import Figures, gather
 from tests.benchmarks.stream_clients import Ask, Clients, Heard
 from tests.support.pair import Pair
@@ -79,7 +80,10 @@ def running_pair(model: str, devices: tuple[str, str], **settings: object) -> It
 def handover_figures(
     pair: Pair, clients: Clients, lengths: Sequence[int], *, num_asks: int, prefix: str = ""
 ) -> Figures:
-    """Return TTFT, TPOT, gap and cost of the hand-over at batch 1, medians."""
+    """Return TTFT, TPOT, gap and cost of the hand-over at batch 1, medians.
+
+    With them go what prompt, pull and first step took the GPUs, where those had a part in it.
+    """
     figures: Figures = {}
     for length in lengths:
         heard = [
@@ -97,40 +101,14 @@ def handover_figures(
             f"{prefix}gap_ms_{length}": statistics.median(each.gap_ms for each in heard),
             f"{prefix}handover_ms_{length}": statistics.median(costs),
         }
-        stages = {
-            name: round(statistics.median(each.handoff_ms[name] for each in heard), 3)
-            for name in heard[0].handoff_ms
-        }
-        print(length, {k: round(v, 3) for k, v in figures.items() if k.endswith(f"_{length}")})
-        print("   stages since token 1 was known, ms:", stages, flush=True)
+        stages = medians([each.handoff_ms for each in heard])
+        device = medians([each.device_ms for each in heard])
+        figures |= {f"{prefix}{name}_device_ms_{length}": ms for name, ms in device.items()}
+        print(length, rounded({k: v for k, v in figures.items() if k.endswith(f"_{length}")}))
+        print("   stages since token 1 was known, ms:", rounded(stages))
+        print("   what they took the GPUs, ms:", rounded(device), flush=True)
         print_timeline(pair, f"bench-{1000 * length + num_asks}", heard[-1])
     return figures
-
-
-def print_timeline(pair: Pair, request_id: str, heard: Heard) -> None:
-    """Print what both daemons logged of one request, in ms since prefilld knew its first token."""
-    lease_ids = {
-        line["lease_id"]
-        for line in pair.log("prefilld")
-        if line.get("request_id") == request_id and "lease_id" in line
-    }
-    lines = [
-        (line["monotonic_ns"], name, line)
-        for name in ("prefilld", "decoded")
-        for line in pair.log(name)
-        if line.get("request_id") == request_id or line.get("lease_id") in lease_ids
-    ]
-    origin_ns = heard.first_token_ns
-    lines += [(heard.token_ns[0], "client", {"event": "token 1"})]
-    lines += [(heard.token_ns[1], "client", {"event": "token 2"})]
-    lines += [(heard.sent_ns, "client", {"event": "sent"})]
-    for when_ns, name, line in sorted(lines, key=lambda each: each[0]):
-        extra = ""
-        if "start_ns" in line:
-            extra = " ".join(
-                f"{key} {(line[key] - origin_ns) / 1e6:.3f}" for key in ("start_ns", "done_ns")
-            )
-        print(f"   {(when_ns - origin_ns) / 1e6:9.3f} {name:9}{line['event']} {extra}")
 
 
 def batch_itl_ms(clients: Clients, batch: int, *, num_tokens: int = 300) -> float:

@@ -54,9 +54,11 @@ def test_the_whole_shape_of_json_answers_and_status(tmp_path: Path) -> None:
     answer = json.loads((tmp_path / "answer.json").read_text())
     assert set(answer) == {"id", "text", "tokens", "reason", "usage", "timings_ms"}
     assert set(answer["usage"]) == {"prompt_tokens", "cached_tokens", "completion_tokens"}
-    assert set(answer["timings_ms"]) == {"queue", "prefill", "ttft", "handoff", "decode", "total"}
+    timings = answer["timings_ms"]
+    assert set(timings) == {"queue", "prefill", "ttft", "handoff", "decode", "total", "device"}
+    assert timings["device"] is None, "a CPU has no clock of its own"
     assert len(answer["tokens"]) == answer["usage"]["completion_tokens"] == 5
-    assert answer["timings_ms"]["ttft"] < answer["timings_ms"]["total"]
+    assert timings["ttft"] < timings["total"]
     status = json.loads((tmp_path / "status.json").read_text())
     for name, own in (("prefilld", "queue"), ("decoded", "sequences")):
         daemon = status[name]

@@ -53,6 +53,7 @@ def test_an_answer_is_accepted_then_tokens_then_end(pair: Pair) -> None:
         ids += event.ids
     assert len(ids) == end.usage.completion_tokens == 12
     assert end.timings_ms.handoff is not None
+    assert end.timings_ms.device is None, "no GPU had a part in it"
 
 
 @pytest.mark.parametrize("num_tokens", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3_000])

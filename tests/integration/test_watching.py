@@ -210,7 +210,11 @@ def test_one_requests_life_is_one_timeline_of_both_daemons(pair: Pair) -> None:
         ("prefilld", "handoff.adopted"),
         ("decoded", "lease.pulled"),
         ("prefilld", "lease.released"),
+        ("decoded", "handoff.measured"),
     }
+    (measured,) = [line for line in lines if line["event"] == "handoff.measured"]
+    stages = [measured[f"{name}_us"] for name in ("ready", "adopted", "copy_done", "first_step")]
+    assert stages == sorted(stages), "all of them in one line"
     assert ("decoded", "request.ended") in told[-2:]  # prefilld may be slow to take RELEASE
 
 

@@ -6,7 +6,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from protocol.errors import RequestError
-from protocol.messages import End, HandoffTimings, Timings, Usage
+from protocol.messages import DeviceTimings, End, HandoffTimings, Timings, Usage
 from shared.cli.bench_plan import Ask
 from shared.cli.bench_stream import Failure, Heard
 
@@ -24,6 +24,7 @@ def heard(
     known_ms: float = 0.0,
     prefill_ms: float = 0.0,
     handoff: HandoffTimings | None = None,
+    device: DeviceTimings | None = None,
     cached_tokens: int = 0,
     is_cut: bool = False,
 ) -> Heard:
@@ -36,6 +37,7 @@ def heard(
         known_ms: When prefilld knew the first token.
         prefill_ms: How long before that it had begun to compute the prompt.
         handoff: Stages that the daemons told.
+        device: What GPUs took of them.
         cached_tokens: Of ten in the prompt.
         is_cut: Whether there is no END.
     """
@@ -51,6 +53,7 @@ def heard(
             total=0.0,
             first_token_ns=round(known_ms * NS_PER_MS),
             handoff=handoff,
+            device=device,
         ),
     )
     return Heard(

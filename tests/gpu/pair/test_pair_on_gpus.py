@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -101,3 +101,39 @@ def test_prompts_that_begin_alike_are_answered_as_by_one_process(
         later = list(pool.map(ask, prompts[1:]))
     assert later == [(ids, 300 // 16 * 16) for ids in expected[1:]]
     pair.wait_settled()
+
+
+def test_each_stage_of_a_hand_over_is_timed_by_the_gpus(pair: Pair) -> None:
+    """Steps on both GPUs follow one another, and no copy took longer than the host saw it run."""
+    request_id = "timed"
+    client = Client(pair.socket, timeout_s=60)
+    answer = client.generate(prompt(70, 200), max_tokens=8, ignore_eos=True, id=request_id)
+    device = answer.timings_ms.device
+    assert device is not None
+    assert device.prefill is not None
+    assert device.pull is not None
+    assert device.last_pull is not None
+    assert device.first_step is not None
+    assert min(device.prefill, device.first_step, device.last_pull) > 0
+    assert device.last_pull <= device.pull
+    slack_ms = 0.02 * answer.timings_ms.total  # two clocks
+    assert device.prefill + device.first_step <= answer.timings_ms.total + slack_ms
+    pair.wait_settled()
+    (measured,) = [line for line in pair.log("decoded") if is_of(line, request_id, "measured")]
+    assert measured["device_pull_us"] == pytest.approx(device.pull * 1000, abs=1)
+    pulls = [
+        line
+        for line in pair.log("decoded")
+        if line["event"] == "chunk.pulled" and line["lease_id"] == measured["lease_id"]
+    ]
+    assert len(pulls) > 1, "chunks are pulled while others are computed"
+    for line in pulls:
+        host_us = (line["done_ns"] - line["start_ns"]) / 1000
+        assert 0 < line["device_us"] <= host_us * 1.02 + 20
+    for line in pair.log("prefilld"):
+        if is_of(line, request_id, "chunk.computed"):
+            assert 0 < line["written_us"] <= line["device_us"]
+
+
+def is_of(line: dict[str, Any], request_id: str, event: str) -> bool:
+    return line.get("request_id") == request_id and str(line["event"]).endswith(event)

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from decoded.link import LinkSession
     from decoded.mapping import PeerPool
     from decoded.turns import CopyDone
+    from shared.engine.collected import Collected
     from shared.engine.decoding import DecodeStep, PreparedStep
     from shared.engine.device_stream import Mark
 
@@ -84,7 +85,7 @@ class _NothingToDecode:
     def is_done(self) -> bool:
         return False
 
-    def collect(self) -> tuple[int, ...]:
+    def collect(self) -> Collected[int]:
         raise NotImplementedError
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from decoded.early_step import EarlyStep
 from decoded.held_lease import HeldLease, LeaseState
-from decoded.lease_effects import BlockCopy
+from decoded.lease_effects import BlockCopy, CopyTimes
 from shared.ops.sampling import SamplingParams
 
 TARGETS = [1, 2, 3, 4]
@@ -31,7 +31,7 @@ def next_of(lease: HeldLease[str], max_blocks: int = 8) -> BlockCopy:
 
 
 def end(lease: HeldLease[str], copy: BlockCopy, *, is_valid: bool = True) -> None:
-    lease.copied(copy, is_valid=is_valid, start_ns=1, done_ns=2)
+    lease.copied(copy, CopyTimes(start_ns=1, done_ns=2), is_valid=is_valid)
 
 
 def test_each_chunk_is_copied_behind_its_own_event() -> None:
@@ -120,3 +120,21 @@ def test_a_handoff_must_agree_with_all_that_was_said(
     }
     contradiction = lease.contradiction(**told | changes)  # type: ignore[arg-type]
     assert contradiction == (None if says is None else f"HANDOFF {says}")
+
+
+def test_copies_on_a_gpu_add_up_and_the_last_is_told_apart() -> None:
+    """The last one is what is left to do when the first token is known."""
+    lease = held()
+    for device_ns in (300, 50):
+        lease.copied(next_of(lease), CopyTimes(device_ns=device_ns), is_valid=True)
+    lease.adopt("r", blocks=[21, 22, 23], in_place=[])
+    pulled = lease.pulled()
+    assert (pulled.device_ns, pulled.last_device_ns) == (350, 50)
+
+
+def test_a_copy_of_nothing_takes_no_gpu_s_time() -> None:
+    """It only brings the early step along."""
+    lease = held(early=True)
+    lease.num_copied = len(lease.sources)
+    lease.copied(next_of(lease), CopyTimes(device_ns=7), is_valid=True)
+    assert (lease.device_ns, lease.last_device_ns) == (None, None)

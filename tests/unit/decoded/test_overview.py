@@ -168,3 +168,13 @@ def test_the_speed_of_a_copy_is_told_even_where_it_took_no_time() -> None:
     values = Exposition(metrics.exposition())
     assert values["kvpair_pulled_bytes_total"] == 1000
     assert values["kvpair_pull_bytes_per_second_count"] == 1
+
+
+def test_swaps_are_timed_by_the_gpu_s_clock_where_one_copied() -> None:
+    metrics = Metrics()
+    counting = DecodeMetrics(metrics)
+    counting.swapped(num_bytes=8, duration_ns=5_000_000, is_out=True, device_ns=4_000_000)
+    counting.swapped(num_bytes=8, duration_ns=5_000_000, is_out=False)
+    values = Exposition(metrics.exposition())
+    device = values.by_label("kvpair_swap_device_seconds_sum", "direction")
+    assert device == {"out": pytest.approx(0.004)}

@@ -8,7 +8,7 @@ from typing import cast
 from prefilld.answers import end_of, piece_message
 from prefilld.clients import Client
 from protocol.codec import validate
-from protocol.messages import Timings, Tokens, Usage
+from protocol.messages import DeviceTimings, Timings, Tokens, Usage
 from shared.model.answer import Piece
 from tests.unit.prefilld.recorders import new_request
 
@@ -38,3 +38,11 @@ def test_stages_that_were_not_reached_take_no_time() -> None:
     request.started_ns = 12 * MS
     end = validate(end_of(request, "cancelled", 19 * MS))
     assert end.timings_ms == Timings(queue=2, prefill=7, decode=0, total=9)
+
+
+def test_what_a_prompt_took_the_gpu_is_told_where_it_had_one() -> None:
+    """Also of an answer that nobody had to be handed."""
+    request = new_request(NOBODY, arrived_ns=10 * MS)
+    request.prefill_device_ns = 3 * MS
+    end = validate(end_of(request, "stop", 19 * MS))
+    assert end.timings_ms.device == DeviceTimings(prefill=3)

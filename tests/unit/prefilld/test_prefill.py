@@ -10,6 +10,7 @@ from prefilld.prefill import launch_chunks, wait_for_chunks
 from prefilld.request import Request
 from prefilld.scheduler import Chunk
 from shared.daemon.model_host import ModelHost
+from shared.engine.collected import Collected
 from shared.engine.local import LocalEngine
 from shared.engine.prefilling import EagerPrefiller
 from shared.engine.runner import ModelRunner
@@ -32,9 +33,9 @@ def test_only_the_chunk_that_ends_a_prompt_samples(host: ModelHost) -> None:
 
     def compute(*chunks: Chunk[Request]) -> tuple[int | None, ...]:
         assert launch_chunks(prefiller, chunks) is None, "it is computed by then"
-        token_ids = wait_for_chunks(prefiller, chunks, page, lambda: True)
-        assert token_ids is not None, "what is done is not waited for"
-        return token_ids
+        collected = wait_for_chunks(prefiller, chunks, page, lambda: True)
+        assert collected is not None, "what is done is not waited for"
+        return collected.token_ids
 
     long, short = request_of(40, [9, 2, 5]), request_of(7, [3])
     first = compute(Chunk(long, 0, 30), Chunk(short, 0, 7))
@@ -74,15 +75,16 @@ class Running:
         self._looks -= 1
         return self._looks < 0
 
-    def collect(self) -> tuple[int | None, ...]:
-        return self._token_ids
+    def collect(self) -> Collected[int | None]:
+        return Collected(token_ids=self._token_ids)
 
 
 def wait(prefiller: Running, *, is_interrupted: bool) -> tuple[int | None, ...] | None:
     page = ControlPage.create(1)
     chunks = [Chunk(request_of(7, [3]), 0, 7)]
     try:
-        return wait_for_chunks(prefiller, chunks, page, lambda: is_interrupted)
+        collected = wait_for_chunks(prefiller, chunks, page, lambda: is_interrupted)
+        return None if collected is None else collected.token_ids
     finally:
         page.close()
 

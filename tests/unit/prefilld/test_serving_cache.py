@@ -12,6 +12,7 @@ from protocol import messages as wire
 from protocol.errors import RequestError
 from shared.daemon.model_host import ModelHost
 from shared.engine.batch import SequenceStep
+from shared.engine.collected import Collected
 from shared.engine.local import LocalEngine
 from shared.engine.prefilling import EagerPrefiller
 from tests.support.exposition import Exposition
@@ -30,7 +31,7 @@ class AheadPrefiller:
 
     def __init__(self, eager: EagerPrefiller) -> None:
         self._eager = eager
-        self._sampled: deque[tuple[int | None, ...]] = deque()
+        self._sampled: deque[Collected[int | None]] = deque()
         self.are_done = False
 
     @property
@@ -45,7 +46,7 @@ class AheadPrefiller:
     def is_done(self) -> bool:
         return self.are_done
 
-    def collect(self) -> tuple[int | None, ...]:
+    def collect(self) -> Collected[int | None]:
         return self._sampled.popleft()
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from protocol import messages as m
 from protocol.codec import decode_message, encode_message, one_line, validate
 from protocol.errors import InvalidMessageError, LocalProtocolError
 from protocol.frames import FrameDecoder
-from tests.unit.protocol.samples import EPOCH, SAMPLES
+from tests.unit.protocol.samples import EPOCH, REQUEST, SAMPLES, USAGE
 
 
 def through_the_wire(message: m.Message) -> m.Message:
@@ -25,6 +26,31 @@ def through_the_wire(message: m.Message) -> m.Message:
 def test_every_message_survives_the_wire(message: m.Message) -> None:
     """What is decoded equals what was encoded, field by field."""
     assert through_the_wire(message) == message
+
+
+@pytest.mark.parametrize(
+    "device", [None, m.DeviceTimings(), m.DeviceTimings(prefill=3.5, pull=0.25, first_step=4.0)]
+)
+def test_what_gpus_took_survives_the_wire_also_where_there_was_none(
+    device: m.DeviceTimings | None,
+) -> None:
+    timings = m.Timings(queue=0.1, prefill=2.0, decode=3.0, total=5.1, device=device)
+    end = m.End(reason="stop", usage=USAGE, timings_ms=timings)
+    assert through_the_wire(end) == end
+
+
+def test_an_end_without_a_word_about_gpus_is_one_from_a_cpu() -> None:
+    """A daemon that knows no such field says the same."""
+    body = msgspec.to_builtins(SAMPLES[m.End])
+    del body["timings_ms"]["device"]
+    assert decode_message(body, m.End) == SAMPLES[m.End]
+
+
+@pytest.mark.parametrize("device_ns", [None, 0, 7_000_000])
+def test_a_prompt_s_time_on_the_gpu_travels_with_its_handoff(device_ns: int | None) -> None:
+    request = msgspec.structs.replace(REQUEST, prefill_device_ns=device_ns)
+    handoff = msgspec.structs.replace(SAMPLES[m.Handoff], request=request)
+    assert through_the_wire(handoff) == handoff
 
 
 def test_bytes_travel_as_bytes() -> None:

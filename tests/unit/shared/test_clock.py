@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shared.clock import Clock, FakeClock, SystemClock
+from shared.clock import Clock, FakeClock, SystemClock, whole_us
 
 
 def test_the_system_clock_reads_clock_monotonic() -> None:
@@ -26,3 +26,9 @@ def test_a_fake_clock_moves_only_when_told() -> None:
 def test_a_fake_clock_never_goes_back() -> None:
     with pytest.raises(ValueError, match=r"cannot go back by 0\.1 s"):
         FakeClock().advance(-0.1)
+
+
+def test_a_log_tells_whole_microseconds_or_none() -> None:
+    assert [whole_us(duration_ns) for duration_ns in (None, 0, 999, 1_500_000)] == [
+        None, 0, 0, 1_500
+    ]  # fmt: skip

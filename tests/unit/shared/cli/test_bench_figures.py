@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from protocol.messages import HandoffTimings
+from protocol.messages import DeviceTimings, HandoffTimings
 from shared.cli.bench_figures import Figures, Spread, figures_of
 from shared.cli.bench_plan import Slo
 from tests.support.heard import failed, heard
@@ -179,8 +179,18 @@ def test_stages_are_those_that_the_daemons_told() -> None:
     assert (found["first_step"].num, found["first_step"].mean) == (1, 4)
 
 
+def test_what_gpus_took_is_of_those_that_had_a_part() -> None:
+    """Under direct access nothing is pulled, and on a CPU there is no GPU."""
+    pulled = DeviceTimings(prefill=20.0, pull=3.0, last_pull=1.0, first_step=4.0)
+    direct = DeviceTimings(prefill=30.0, first_step=5.0)
+    answers = [heard([100, 110], device=pulled), heard([100, 110], device=direct), heard([100])]
+    found = figures_of(answers, NO_SLO).device
+    assert list(found) == ["prefill", "pull", "last_pull", "first_step"]
+    assert [(each.num, each.mean) for each in found.values()] == [(2, 25), (1, 3), (1, 1), (2, 4.5)]
+
+
 def test_no_request_at_all_is_no_division_by_zero() -> None:
     figures: Figures = figures_of([], Slo(ttft_ms=1))
     assert figures.num_good == 0
-    assert figures.stages == {}
+    assert figures.stages == figures.device == {}
     assert figures.a_second(0) is None

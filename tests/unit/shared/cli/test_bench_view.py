@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from protocol.messages import DeviceTimings, HandoffTimings
 from shared.cli.bench_figures import Spread, figures_of
 from shared.cli.bench_plan import Load, Slo, Span
 from shared.cli.bench_view import Told, as_json, doubts, heading, table
@@ -81,7 +82,7 @@ def test_what_was_not_seen_is_null_and_a_dash() -> None:
     assert body["mean_ttft_ms"] is None
     assert body["request_throughput"] is None
     assert body["slo_attainment"] is None
-    assert body["stages_ms"] == {}
+    assert body["stages_ms"] == body["device_ms"] == {}
     assert "0 answered, 0 failed, 0 cut" in heading(nothing)[2]
     assert "- tokens" in heading(nothing)[3]
     assert drawn(nothing, has_rate=False)["time to first token"] == ["-"] * 5
@@ -104,6 +105,19 @@ def test_the_table_is_in_milliseconds_with_the_digits_that_tell() -> None:
     assert rows["first token to second"] == ["4.25"] * 5
     assert "sent late" not in rows
     assert "sent late" in drawn(run, has_rate=True)
+
+
+def test_stages_are_told_in_groups() -> None:
+    stages = HandoffTimings(ready=0.1, adopted=0.3, copy_start=0.0, copy_done=0.5, first_step=4.0)
+    device = DeviceTimings(prefill=7.0, last_pull=0.25)
+    run = told([heard([100, 110], handoff=stages, device=device)])
+    rows = drawn(run, has_rate=False)
+    assert rows["queue"] == ["1.00"] * 5
+    assert rows["hand-over: first step"] == ["4.00"] * 5
+    assert rows["on GPUs: prefill"] == ["7.00"] * 5
+    assert rows["on GPUs: last pull"] == ["0.25"] * 5
+    body = as_json(run)
+    assert body["device_ms"]["last_pull"]["median"] == 0.25
 
 
 def test_the_heading_says_what_was_asked() -> None:

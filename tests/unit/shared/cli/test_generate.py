@@ -15,6 +15,7 @@ from protocol.messages import (
     Accepted,
     Cancel,
     ChatMessage,
+    DeviceTimings,
     End,
     Error,
     Generate,
@@ -30,13 +31,16 @@ from protocol.messages import (
 
 ACCEPTED = Accepted(id="r1", seed=7, prompt_tokens=3, cached_tokens=0, fingerprint="f")
 HANDOFF = HandoffTimings(ready=0.1, adopted=0.2, copy_start=0.0, copy_done=0.5, first_step=0.9)
+DEVICE = DeviceTimings(prefill=1.9, pull=0.5, last_pull=0.3)
 
 
 def end(reason: str = "stop", completion_tokens: int = 2) -> End:
     return End(
         reason=reason,
         usage=Usage(prompt_tokens=3, cached_tokens=0, completion_tokens=completion_tokens),
-        timings_ms=Timings(queue=1.0, prefill=2.0, decode=3.0, total=6.5, handoff=HANDOFF),
+        timings_ms=Timings(
+            queue=1.0, prefill=2.0, decode=3.0, total=6.5, handoff=HANDOFF, device=DEVICE
+        ),
     )
 
 
@@ -180,6 +184,7 @@ def test_json_is_one_object_with_the_clients_ttft(serve: Serve, kvpair: Kvpair) 
             },
             "decode": 3.0,
             "total": 6.5,
+            "device": {"prefill": 1.9, "pull": 0.5, "last_pull": 0.3, "first_step": None},
         },
     }
     assert script.request is not None

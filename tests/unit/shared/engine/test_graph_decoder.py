@@ -65,7 +65,7 @@ class Story:
         )
 
     def collect(self, keys: Sequence[str]) -> None:
-        for key, token_id in zip(keys, self.decoder.collect(), strict=True):
+        for key, token_id in zip(keys, self.decoder.collect().token_ids, strict=True):
             self.answers[key].append(token_id)
 
     def expected(self, key: str, num_tokens: int) -> list[int]:

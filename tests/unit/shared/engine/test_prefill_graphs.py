@@ -49,7 +49,7 @@ class Engine:
 
     def step(self, *steps: SequenceStep) -> tuple[int | None, ...]:
         self.prefiller.launch(steps)
-        return self.prefiller.collect()
+        return self.prefiller.collect().token_ids
 
 
 def chunk(

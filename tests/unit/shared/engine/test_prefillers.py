@@ -16,6 +16,7 @@ from shared.kv.layout import KVLayout
 from shared.kv.pool import LocalPool
 from shared.model.llama import Llama
 from shared.ops.sampling import SamplingParams
+from tests.support.timed_stream import BACK_MS, WORK_MS, TimedStream
 from tests.support.tiny_llama import random_tensors, tiny_spec
 
 GREEDY = SamplingParams()
@@ -55,8 +56,8 @@ def test_two_chunks_in_flight_bring_what_a_whole_prompt_brings() -> None:
     assert prefiller.launch([chunk(0, 4, blocks=[9, 2])]) == 0
     assert prefiller.launch([chunk(4, 7, blocks=[9, 2]), chunk(0, 4, blocks=[5])]) == 1
     assert (prefiller.num_in_flight, prefiller.is_done()) == (2, True)
-    assert prefiller.collect() == (None,)
-    assert prefiller.collect() == (expected, None)
+    assert prefiller.collect().token_ids == (None,)
+    assert prefiller.collect().token_ids == (expected, None)
     assert recorded == [stream.handle] * 2
     assert not prefiller.is_done()
 
@@ -68,7 +69,7 @@ def test_an_eager_step_is_done_when_it_is_launched() -> None:
     assert (prefiller.num_in_flight, prefiller.is_done()) == (0, False)
     assert prefiller.launch([chunk(0, 7, blocks=[3, 1])]) is None
     assert (prefiller.num_in_flight, prefiller.is_done()) == (1, True)
-    assert prefiller.collect() == (expected,)
+    assert prefiller.collect().token_ids == (expected,)
     assert prefiller.num_in_flight == 0
 
 
@@ -82,8 +83,34 @@ def test_a_first_token_s_probability_is_told_with_it() -> None:
     ):
         prefiller, history = make(), TokenHistory(GREEDY, num_logprobs=2)
         prefiller.launch([dataclasses.replace(chunk(0, 7, blocks=[3, 1]), history=history)])
-        (token_id,) = prefiller.collect()
+        (token_id,) = prefiller.collect().token_ids
         (likely,) = history.logprobs
         assert likely.top[0] == (token_id, likely.logprob)
         told.append(likely)
     assert told[0] == told[1]
+
+
+@torch.inference_mode()
+def test_a_step_tells_what_it_took_the_device_and_when_its_blocks_were_written() -> None:
+    """Decoded may pull from then on, while the token is still computed and read back."""
+    stream = TimedStream()
+    prefiller = StreamPrefiller(runner(), stream, lambda _: 0)
+    prefiller.launch([chunk(0, 4, blocks=[9, 2])])
+    prefiller.launch([chunk(4, 7, blocks=[9, 2])])
+    assert not prefiller.is_done()
+    stream.fake.run()
+    assert prefiller.is_done()
+    for _ in range(2):
+        step = prefiller.collect()
+        assert (step.device_ns, step.written_ns) == ((WORK_MS + BACK_MS) * 1e6, WORK_MS * 1e6)
+
+
+@torch.inference_mode()
+def test_a_step_on_a_cpu_has_no_device_s_time() -> None:
+    for prefiller in (
+        EagerPrefiller(runner()),
+        StreamPrefiller(runner(), DeviceStream(torch.device("cpu")), lambda _: 0),
+    ):
+        prefiller.launch([chunk(0, 7, blocks=[3, 1])])
+        step = prefiller.collect()
+        assert (step.device_ns, step.written_ns) == (None, None)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.engine.run_copies import RUNS_AT_ONCE, RunCopies
+from shared.engine.run_copies import RUNS_AT_ONCE, RunCopies, RunCopy
 from shared.kv.errors import CopyError
+from shared.kv.pull import runs
+from tests.support.timed_stream import WORK_MS, TimedStream
 
 NUM_BLOCKS = 100
 
@@ -23,6 +25,7 @@ def test_neighbouring_blocks_arrive_as_one() -> None:
     assert not copy.is_done(), "it has not begun"
     copy.start(is_busy=True)
     assert copy.is_done()
+    assert copy.device_ns() is None, "a CPU copied"
     assert [float(target[block].min()) for block in (7, 8, 9, 1)] == [1003, 1004, 1005, 1009]
     assert float(target[2].max()) == 2
 
@@ -46,3 +49,19 @@ def test_what_does_not_fit_together_is_refused_before_anything_moves() -> None:
     target = pool(0)
     with pytest.raises(CopyError, match="source block 100"):
         RunCopies(target, target.device).prepare(pool(1), [1, NUM_BLOCKS], [1, 2])
+
+
+def test_a_copy_took_what_its_lots_took_and_not_what_passed_between_them() -> None:
+    """The copy engine waits for the host to enqueue the next lot; that is not its time."""
+    stream, num_lots = TimedStream(), 3
+    sources = list(range(1, 2 * RUNS_AT_ONCE * num_lots, 2))
+    copy = RunCopy(stream, pool(1000), pool(0), runs(sources, sources[::-1]))
+    copy.start(is_busy=True)
+    for _ in range(num_lots - 1):
+        assert not copy.is_done()
+        stream.fake.run()
+        assert not copy.is_done(), "the next lot is enqueued"
+    stream.fake.run()
+    assert copy.is_done()
+    assert copy.is_done(), "asking again changes nothing"
+    assert copy.device_ns() == num_lots * WORK_MS * 1e6
