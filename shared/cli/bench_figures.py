@@ -179,9 +179,13 @@ def _arrivals_ns(heard: Heard) -> NDArray[np.int64]:
 
 
 def _handover_ms(heard: Heard) -> float | None:
-    """Return what the hand-over took; None where not all that it takes was seen."""
+    """Return what the hand-over took; None where not all that it takes was seen.
+
+    Of an answer that was resumed the daemons tell the last hand-over, and no client saw that.
+    """
     gaps_ns = np.diff(_arrivals_ns(heard))
-    if not heard.first_token_ns or not _has_gap(heard) or not gaps_ns.size:
+    is_seen = heard.first_token_ns and _has_gap(heard) and gaps_ns.size
+    if not is_seen or heard.num_resumptions:
         return None
     until_second_ns = heard.token_ns[1] - heard.first_token_ns
     return float(until_second_ns - np.median(gaps_ns)) / NS_PER_MS
@@ -220,7 +224,8 @@ def _itls_ms(
 ) -> tuple[list[float], list[float]]:
     """Return gaps between tokens from the second on: beside a prompt's computation, and alone.
 
-    No answer's own prompt is among the former: it was computed before the first token.
+    An answer's own prompt is none of them: it was computed before the first token, unless the
+    answer was resumed.
     """
     beside: list[float] = []
     alone: list[float] = []

@@ -109,6 +109,16 @@ def test_tokens_of_one_frame_arrive_once() -> None:
     assert figures.output_tokens == 5
 
 
+def test_a_resumed_answer_tells_no_hand_over() -> None:
+    """Its END is of the last connection, whose first token was not this client's first."""
+    resumed = heard([100, 110, 900, 904], known_ms=890)
+    resumed.num_resumptions = 1
+    figures = figures_of([resumed], NO_SLO)
+    assert figures.handover is None
+    assert figures.num_resumptions == 1
+    assert mean_ms(figures.gap) == 10
+
+
 def test_an_answer_of_one_token_has_no_gap() -> None:
     figures = figures_of([heard([100])], NO_SLO)
     assert mean_ms(figures.ttft) == mean_ms(figures.e2el) == 100
