@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ class PrefillEngine:
 
     pool: MemfdPool | CudaIpcPool
     prefiller: Prefiller
+    pool_s: float
+    """How long it took to get the pool's memory, waiting for what others held included."""
 
 
 def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -> PrefillEngine:
@@ -44,11 +47,14 @@ def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -
         PoolAllocationError: There is no room for the pool.
         CudaCallError: CUDA failed, or is not there.
     """
+    began_s = time.monotonic()
     if device.index is None:
         pool = MemfdPool.create(host.layout)
+        pool_s = time.monotonic() - began_s
         runner = ModelRunner(host.model, pool.kv, host.layout)
-        return PrefillEngine(pool=pool, prefiller=EagerPrefiller(runner))
+        return PrefillEngine(pool=pool, prefiller=EagerPrefiller(runner), pool_s=pool_s)
     cuda_pool = CudaIpcPool.create(host.layout, device=device.index)
+    pool_s = time.monotonic() - began_s
     runner = ModelRunner(host.model, cuda_pool.kv, host.layout)
     stream = DeviceStream(host.model.device)
     longest = (host.layout.num_blocks - 1) * host.layout.block_size
@@ -64,7 +70,7 @@ def make_prefill_engine(host: ModelHost, device: Device, *, token_budget: int) -
     graphs = PrefillGraphs(host.model, cuda_pool.kv, host.layout, stream, token_budget=token_budget)
     prefiller = StreamPrefiller(runner, stream, cuda_pool.record, graphs=graphs)
     _warm_up(prefiller, host.layout, token_budget)
-    return PrefillEngine(pool=cuda_pool, prefiller=prefiller)
+    return PrefillEngine(pool=cuda_pool, prefiller=prefiller, pool_s=pool_s)
 
 
 def _warm_up(prefiller: Prefiller, layout: KVLayout, token_budget: int) -> None:
