@@ -92,8 +92,19 @@ async def assemble(
     if host.template is not None:  # now, so that a template that is broken shows at the start
         await asyncio.to_thread(host.template.start)
     parts = await engine.run(
-        make_prefill_engine, host, host.device, token_budget=config.prefilld.lone_budget
+        make_prefill_engine,
+        host,
+        host.device,
+        token_budget=config.prefilld.lone_budget,
+        attention=config.prefilld.attention,
     )
+    if host.device.index is not None:  # a CPU has no choice
+        service.log.info(
+            "attention.chosen",
+            attention=parts.attention.name,
+            because=parts.attention.because,
+            measured_us=dict(parts.attention.measured_us),
+        )
     num_blocks = host.layout.num_blocks
     allocator = BlockAllocator(num_blocks)
     holds = BlockHolds(allocator, block_size=host.layout.block_size)
@@ -150,7 +161,7 @@ async def assemble(
         bounds=lambda: _bounds(service.config, link, num_blocks),
         turns_away=turns_away,
     )
-    service.log.info("model.loaded", **host.summary())
+    service.log.info("model.loaded", **host.summary(), pool_s=round(parts.pool_s, 3))
     return Parts(
         host=host,
         device=host.device,

@@ -95,6 +95,9 @@ class PrefilldConfig(Section, frozen=True, kw_only=True):
     """The same while one prompt has prefilld to itself, but for the last of it.  More compute a
     long prompt faster; whoever comes meanwhile waits for up to two such steps.  Less than
     `token_budget` counts as that.  0: `token_budget` on a CPU, twice as much on a GPU."""
+    attention: Literal["auto", "torch", "flash-attn-4"] = "auto"
+    """Whose kernels compute attention of long prompts on a GPU: those that come with torch, or a
+    library's.  `auto` tries what is installed at the start and takes the fastest."""
     max_waiting: Annotated[int, Meta(ge=1, le=1 << 20)] = 128
     """Requests that may queue before new ones are told `busy`."""
     max_running: Annotated[int, Meta(ge=1, le=4096)] = 8

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shared.model.batch import DecodeBatch, ForwardBatch
     from shared.model.layers import Layer
     from shared.model.spec import ModelSpec
+    from shared.ops.attention_choice import AttentionChoice, AttentionName
     from shared.ops.forward_ops import ForwardOps
     from shared.ops.pool_pair import PoolPair
 
@@ -168,19 +169,34 @@ class Llama:
         gated = ops.norm_gate(residual, layer.mlp_norm, self.spec.rms_norm_eps, layer.gate_up)
         ops.add_linear(residual, gated, layer.down)
 
-    def prepare_prefill(self, kv: Tensor, *, max_query_len: int, max_context_len: int) -> None:
+    def prepare_prefill(
+        self,
+        kv: Tensor,
+        *,
+        max_query_len: int,
+        max_context_len: int,
+        attention: AttentionName = "auto",
+    ) -> AttentionChoice:
         """Have everything compiled that `forward` may need; seconds on a GPU, nothing on a CPU.
 
         Args:
             kv: The pool, of which only shape and type matter.
             max_query_len: Longest chunk of a prompt, in tokens.
             max_context_len: Longest context, in tokens.
+            attention: Who is to compute it.
+
+        Returns:
+            Who does.
+
+        Raises:
+            AttentionUnavailableError: What `attention` names cannot be used.
         """
-        self._ops.prepare_prefill(
+        return self._ops.prepare_prefill(
             kv[:, 0],
             num_heads=self.spec.num_heads,
             max_query_len=max_query_len,
             max_context_len=max_context_len,
+            attention=attention,
         )
 
     def prepare_decode(self, *, max_batch: int, max_context_len: int) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from shared.ops.activation import silu_mul
 from shared.ops.attention import paged_attention
+from shared.ops.attention_choice import AttentionChoice, AttentionUnavailableError
 from shared.ops.decode_step import decode_step
 from shared.ops.norm import rms_norm
 from shared.ops.rope_kv_write import rope_kv_write
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shared.ops.attention import SequenceSpan
+    from shared.ops.attention_choice import AttentionName
     from shared.ops.pool_pair import PoolPair
 
 
@@ -124,9 +126,19 @@ class ForwardOps(Protocol):
         """Return the index of each row's largest number, the lowest of several: [rows] int64."""
 
     def prepare_prefill(
-        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
-    ) -> None:
-        """Have everything compiled that `prefill_attention` may need."""
+        self,
+        kv_layer: Tensor,
+        *,
+        num_heads: int,
+        max_query_len: int,
+        max_context_len: int,
+        attention: AttentionName = "auto",
+    ) -> AttentionChoice:
+        """Choose who computes `prefill_attention`, and have compiled what that may need.
+
+        Raises:
+            AttentionUnavailableError: What `attention` names cannot be used.
+        """
 
     def prepare_decode(
         self,
@@ -179,9 +191,22 @@ class TorchOps:
         return logits.argmax(-1)
 
     def prepare_prefill(
-        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
-    ) -> None:
-        """Nothing: the references are compiled."""
+        self,
+        kv_layer: Tensor,
+        *,
+        num_heads: int,
+        max_query_len: int,
+        max_context_len: int,
+        attention: AttentionName = "auto",
+    ) -> AttentionChoice:
+        """There is nothing to compile, and libraries are for GPUs.
+
+        Raises:
+            AttentionUnavailableError: `attention` names one.
+        """
+        if attention not in ("auto", "torch"):
+            raise AttentionUnavailableError(f"{attention} is for GPUs")
+        return AttentionChoice(name="torch", because="there is nothing else for a CPU")
 
     def prepare_decode(
         self,

@@ -1,6 +1,6 @@
 """Times prompts of the Llama-3.1-8B shape on one GPU: captured and plain, in chunks of any sizes.
 
-    python -m tests.benchmarks.gpu_prefill [--part short|long|attention]
+    python -m tests.benchmarks.gpu_prefill [--part short|long|attention] [--attention NAME]
 
 Random weights.  A prompt is timed as a daemon runs it, from its token ids on the host to its first
 token on the host, two steps in flight; `host` is the part in which the host launches.
@@ -161,8 +161,15 @@ def main() -> None:
     """Measure what was asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", action="append", choices=PARTS, help="all by default")
-    parts = parser.parse_args().part or PARTS
+    parser.add_argument("--attention", default="auto", help="as `prefilld.attention`")
+    arguments = parser.parse_args()
+    parts = arguments.part or PARTS
     model, layout, kv = model_and_pool()
+    begin_s = time.perf_counter()
+    choice = model.prepare_prefill(
+        kv, max_query_len=8_192, max_context_len=16_384, attention=arguments.attention
+    )
+    print(f"attention: {choice}, {time.perf_counter() - begin_s:.1f} s", flush=True)
     stream = DeviceStream(model.device)
     runner = ModelRunner(model, kv, layout)
     plain = StreamPrefiller(runner, stream, lambda _: 0)

@@ -118,7 +118,9 @@ class BothEngines:
             2 + (7919 * index + 13) % (host.spec.vocab_size - 2)
             for index in range(num_prompt_tokens)
         ]
-        self._prefill = make_prefill_engine(host, where, token_budget=TOKEN_BUDGET)
+        self._prefill = make_prefill_engine(
+            host, where, token_budget=TOKEN_BUDGET, attention="auto"
+        )
         self._decode = make_decode_engine(host, where, config)
         self._mapping = _Mapping(self._prefill.pool.kv)
         for pool in (self._prefill.pool, self._decode.pool):

@@ -15,13 +15,18 @@ from shared.ops.triton.decode_attention import DecodeAttention
 from shared.ops.triton.gemv import GemvPlan, gemv
 from shared.ops.triton.norm import rms_norm
 from shared.ops.triton.plans import plan_for
-from shared.ops.triton.prefill_attention import prefill_attention, warm_up
+from shared.ops.triton.prefill_attention import prefill_attention
+from shared.ops.triton.prefill_choice import choose_prefill_attention
 from shared.ops.triton.rope_kv_write import rope_kv_write
 from shared.ops.triton.rotary import rotary_angles
 from shared.ops.triton.skinny_linear import SkinnyLinear
 from shared.ops.triton.tiled_attention import tiled_attention
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shared.ops.attention import SequenceSpan
+    from shared.ops.attention_choice import AttentionChoice, AttentionName, GatheredAttention
     from shared.ops.pool_pair import PoolPair
 
 
@@ -34,12 +39,12 @@ class TritonOps:
 
     rotary_angles = staticmethod(rotary_angles)
     rope_kv_write = staticmethod(rope_kv_write)
-    prefill_attention = staticmethod(prefill_attention)
     tiled_attention = staticmethod(tiled_attention)
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._attend: DecodeAttention | None = None
+        self._library: GatheredAttention | None = None
         self._skinny = SkinnyLinear(device=device)
 
     def norm_linear(
@@ -88,6 +93,20 @@ class TritonOps:
             return functional.linear(normed, weight).to(out_dtype)
         return self._skinny(normed, weight, plan=plan, out_dtype=out_dtype)
 
+    def prefill_attention(
+        self,
+        query: Tensor,
+        kv_layer: Tensor,
+        spans: Sequence[SequenceSpan],
+        *,
+        scale: float,
+        peer_layer: Tensor | None = None,
+    ) -> Tensor:
+        """See `ForwardOps`."""
+        return prefill_attention(
+            query, kv_layer, spans, scale=scale, peer_layer=peer_layer, library=self._library
+        )
+
     def decode_step(
         self,
         qkv: Tensor,
@@ -127,15 +146,23 @@ class TritonOps:
         return argmax(logits)
 
     def prepare_prefill(
-        self, kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int
-    ) -> None:
-        """Have cuDNN compile every shape of long chunks; see `ForwardOps`."""
-        warm_up(
+        self,
+        kv_layer: Tensor,
+        *,
+        num_heads: int,
+        max_query_len: int,
+        max_context_len: int,
+        attention: AttentionName = "auto",
+    ) -> AttentionChoice:
+        """Try the attention that is installed, or compile cuDNN's; see `ForwardOps`."""
+        self._library, choice = choose_prefill_attention(
             kv_layer,
             num_heads=num_heads,
             max_query_len=max_query_len,
             max_context_len=max_context_len,
+            wanted=attention,
         )
+        return choice
 
     def prepare_decode(
         self,

@@ -7,8 +7,10 @@ of the attention over it.  Then
     70 ms) and its causal mask begins at the first key, so a chunk becomes a square over its own
     tokens, padded to a multiple of 256 or 512, and the context before it is cut into pieces of
     512 times a power of two.  So there are few shapes, and `warm_up` can compile them all;
-*   short ones go to FlashAttention, which takes any shape;
+*   short ones go to torch's FlashAttention, which takes any shape;
 *   what neither takes (float32, wide heads) goes to the reference.
+
+Where a library's kernels are chosen (`prefill_choice.py`), they take all of the first two.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
+
+    from shared.ops.attention_choice import GatheredAttention
 
 UNIT = 512
 """Tokens of the smallest piece."""
@@ -49,23 +53,34 @@ def prefill_attention(
     *,
     scale: float,
     peer_layer: Tensor | None = None,
+    library: GatheredAttention | None = None,
 ) -> Tensor:
     """Return causal attention of every query; see `shared.ops.attention.paged_attention`.
+
+    A library, where there is one, computes instead of cuDNN and torch's FlashAttention.
 
     Raises:
         ShapeError: As there.
     """
-    head_dim = query.shape[2]
     is_special = any(span.window is not None or span.num_in_place for span in spans)
-    if query.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or head_dim % 8 or is_special:
+    if is_special or not is_fast(kv_layer):
         return paged_attention(query, kv_layer, spans, scale=scale, peer_layer=peer_layer)
-    outputs = [
-        (_attend_square if span.query_len >= MIN_SQUARE else _attend_any)(
-            query[span.query_start : span.query_start + span.query_len], kv_layer, span, scale
-        )
-        for span in spans
-    ]
+    outputs: list[Tensor] = []
+    for span in spans:
+        rows = query[span.query_start : span.query_start + span.query_len]
+        if library is not None:
+            outputs.append(_attend_gathered(rows, kv_layer, span, scale, library))
+        elif span.query_len >= MIN_SQUARE:
+            outputs.append(_attend_square(rows, kv_layer, span, scale))
+        else:
+            outputs.append(_attend_gathered(rows, kv_layer, span, scale, _flash_attention))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def is_fast(kv_layer: Tensor) -> bool:
+    """Whether there are kernels for a pool of this type and head size."""
+    head_dim = kv_layer.shape[4]
+    return kv_layer.dtype is not torch.float32 and head_dim <= MAX_HEAD_DIM and not head_dim % 8
 
 
 def warm_up(kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context_len: int) -> None:
@@ -79,7 +94,7 @@ def warm_up(kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context
     """
     num_kv_heads, head_dim = kv_layer.shape[2], kv_layer.shape[4]
     longest = _rounded_up(max_query_len + UNIT - 1)
-    if kv_layer.dtype is torch.float32 or head_dim > MAX_HEAD_DIM or max_query_len < MIN_SQUARE:
+    if not is_fast(kv_layer) or max_query_len < MIN_SQUARE:
         return
     pieces = [UNIT << power for power in range(max_context_len.bit_length())]
     pieces = [piece for piece in pieces if piece < max_context_len]
@@ -91,11 +106,22 @@ def warm_up(kv_layer: Tensor, *, num_heads: int, max_query_len: int, max_context
             _cudnn(query, context[:, :piece], is_causal=False, scale=1.0)
 
 
-def _attend_any(query: Tensor, kv_layer: Tensor, span: SequenceSpan, scale: float) -> Tensor:
-    """Attend by FlashAttention, whose causal mask ends with the last query and the last key."""
+def _attend_gathered(
+    query: Tensor,
+    kv_layer: Tensor,
+    span: SequenceSpan,
+    scale: float,
+    attend: GatheredAttention,
+) -> Tensor:
+    """Attend in one call over the whole context."""
     context = gather_context(
         kv_layer, span.block_table, span.context_len, padded_len=span.context_len
     )
+    return attend(query, context, scale)
+
+
+def _flash_attention(query: Tensor, context: Tensor, scale: float) -> Tensor:
+    """Attend by torch's FlashAttention, whose causal mask ends with the last query and key."""
     key, value = context.unsqueeze(1)
     attended, *_ = torch.ops.aten._flash_attention_forward(  # noqa: SLF001  no public name
         query.unsqueeze(0),
@@ -103,8 +129,8 @@ def _attend_any(query: Tensor, kv_layer: Tensor, span: SequenceSpan, scale: floa
         value,
         None,
         None,
-        span.query_len,
-        span.context_len,
+        query.shape[0],
+        context.shape[1],
         0.0,
         True,
         False,
