@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from decoded.mapping import PeerPool, map_pool
+from decoded.refusals import too_little_memory
+from shared.kv.errors import GpuMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,10 +77,14 @@ class LinkPool:
             self.mapped = pool
         return pool
 
-    async def begin_direct(self) -> None:
-        """Let the engine read the pool in place; no other one is mapped."""
+    async def begin_direct(self) -> wire.Refuse | None:
+        """Let the engine read the pool in place, or say why it cannot; no other one is mapped."""
         assert self.mapped is not None, "a pool is mapped before it is read"
-        await self._engine.run(self._set_peer, self.mapped.kv)
+        try:
+            await self._engine.run(self._set_peer, self.mapped.kv)
+        except GpuMemoryError as error:
+            return too_little_memory(str(error), gpu=self._device.name)
+        return None
 
     def unmap(self) -> bool:
         """Unmap the pool, which nobody reads; True when that is done.
