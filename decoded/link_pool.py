@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from decoded.mapping import PeerPool, map_pool
 from decoded.refusals import too_little_memory
 from shared.kv.errors import GpuMemoryError
+from shared.kv.pool import drop_views
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +52,7 @@ class LinkPool:
         self.mapped: PeerPool | None = None
         """The pool, from the moment it was mapped; also when it is unmapped by now."""
         self._is_mapping = self._is_unmapping = self._is_unmapped = False
+        self._is_read_in_place = False
 
     @property
     def is_mapped(self) -> bool:
@@ -83,7 +85,9 @@ class LinkPool:
         try:
             await self._engine.run(self._set_peer, self.mapped.kv)
         except GpuMemoryError as error:
+            drop_views(error)
             return too_little_memory(str(error), gpu=self._device.name)
+        self._is_read_in_place = True
         return None
 
     def unmap(self) -> bool:
@@ -104,7 +108,7 @@ class LinkPool:
     async def _unmap(self, pool: PeerPool) -> None:
         """Unmap on the engine thread, behind whatever it is doing."""
         try:
-            if self.access.way == "direct":
+            if self._is_read_in_place:
                 await self._engine.run(self._set_peer, None)
             self._is_unmapped = await self._engine.run(pool.close)
         finally:

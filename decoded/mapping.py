@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING
 
 from decoded.refusals import (
@@ -31,6 +30,7 @@ from shared.kv.errors import (
 from shared.kv.memfd import MemfdMapping
 from shared.kv.nvml import is_foreign, is_nvlink
 from shared.kv.path_kind import FLOORS_GB_S, PathKind, path_kind
+from shared.kv.pool import drop_views
 from shared.kv.proof import measure_bandwidth, read_digest
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class PeerPool:
                 self.digest = read_digest(self._pool, message.proof_bytes)
                 self.bandwidth_gb_s = measure_bandwidth(self._pool)
         except BaseException as error:
-            _let_go(error)
+            drop_views(error)
             self._pool.close()
             raise
 
@@ -186,13 +186,6 @@ def map_pool(
         pool.close()
         return too_slow(floor_gb_s, pool.bandwidth_gb_s)
     return pool
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Drop what the frames of a failure hold: tensors that look into the pool keep it mapped."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _path_kind(ours: str, theirs: str) -> PathKind:
