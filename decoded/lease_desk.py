@@ -136,17 +136,18 @@ class LeaseDesk:
     def _adopt(self, session: LinkSession, lease_id: int, sequence: Sequence) -> None:
         self._book.add(sequence)
         self._came_over[sequence] = self._unconfirmed[sequence] = session
+        credits = self._links.credits(session)
+        session.send(
+            wire.Adopt(epoch=session.epoch, lease=lease_id, credits=credits),
+            on_sent=lambda: self._confirmed(sequence),
+        )
+        # Numbers and lines after words that somebody waits for.
         self._metrics.adopted.inc()
         self._service.log.info(
             "handoff.adopted",
             request_id=sequence.state.id,
             lease_id=lease_id,
             prompt_tokens=sequence.state.prompt_tokens,
-        )
-        credits = self._links.credits(session)
-        session.send(
-            wire.Adopt(epoch=session.epoch, lease=lease_id, credits=credits),
-            on_sent=lambda: self._confirmed(sequence),
         )
 
     def _confirmed(self, sequence: Sequence) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -183,7 +183,7 @@ class Admission:
                 chat = [item for item in message.prompt if isinstance(item, ChatMessage)]
                 text = self._render(chat)
             case _:
-                ids = [item for item in message.prompt if isinstance(item, int)]
+                ids = list(cast("list[int]", message.prompt))  # the schema lets nothing be mixed
                 self._check_ids(ids, "`prompt`")
                 return ids
         try:

@@ -73,6 +73,11 @@ class Reception:
         )
         # One thread: a long prompt takes long to tokenise, and must not hold up the loop.
         self._judges = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
+        self._num_on_thread = 0
+        """Requests that the thread judges, or will."""
+        self._quick_turn = asyncio.Lock()
+        """Whose turn it is to be judged on the loop: one in each of its rounds, so that between two
+        requests of a crowd it looks at its sockets, where a hand-over may wait."""
         self._judging_since_s: list[float] = []
         """When each request came that is being judged, or waits to be, on the monotonic clock."""
 
@@ -131,15 +136,25 @@ class Reception:
             )
         if len(self._judging_since_s) + self._serving.num_waiting >= self._max_waiting:
             raise self._busy()
-        if not self._judging_since_s and self._admission.is_quick(message):
-            return judge(message, self._bounds())  # nobody is before it
         came_s = self._service.clock.monotonic_ns() / NS_PER_S
         self._judging_since_s.append(came_s)
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._judges, judge, message, self._bounds())
+            # Behind one that takes long, even a quick one waits: nobody is overtaken.
+            if self._num_on_thread or not self._admission.is_quick(message):
+                return await self._judge_on_thread(judge, message)
+            await self._quick_turn.acquire()
+            asyncio.get_running_loop().call_soon(self._quick_turn.release)
+            return judge(message, self._bounds())
         finally:
             self._judging_since_s.remove(came_s)
+
+    async def _judge_on_thread(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
+        loop = asyncio.get_running_loop()
+        self._num_on_thread += 1
+        try:
+            return await loop.run_in_executor(self._judges, judge, message, self._bounds())
+        finally:
+            self._num_on_thread -= 1
 
     def _accept(self, client: Client, prompt: Prompt, request_id: str, arrived_ns: int) -> None:
         request = Request(

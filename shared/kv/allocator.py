@@ -160,6 +160,7 @@ class BlockAllocator:
         blocks = self._free[cut:]
         del self._free[cut:]
         blocks.reverse()
+        self._num[BlockState.FREE] -= num_blocks
         self._set(blocks, BlockState.ACTIVE)
         return blocks
 
@@ -172,7 +173,9 @@ class BlockAllocator:
             BlockMoveError: A block may not go from its state to `to` (see `LEGAL_MOVES`).
         """
         blocks = list(blocks)
-        self._check(blocks, to)
+        codes = self._codes_for_move(blocks, to)
+        for code in frozenset(codes):
+            self._num[STATES[code]] -= codes.count(code)
         if to is BlockState.FREE:
             self._free.extend(reversed(blocks))
         self._set(blocks, to)
@@ -217,8 +220,19 @@ class BlockAllocator:
             raise IntegrityError(f"block {RESERVED_BLOCK} is {self.state(RESERVED_BLOCK).value}")
         self._is_checked = True
 
-    def _check(self, blocks: list[int], to: BlockState) -> None:
-        """Raise what is wrong with moving `blocks` to `to`, before anything is changed."""
+    def _codes_for_move(self, blocks: list[int], to: BlockState) -> bytes:
+        """Return the codes of blocks that may all go to `to`; raise what is wrong if they may not.
+
+        A prompt has a thousand blocks and the event loop waits for this, so they are looked at
+        together, and one by one only to say which of them is at fault.
+        """
+        if not blocks:
+            return b""
+        if min(blocks) >= 0 and max(blocks) < len(self._codes):
+            codes = bytes(map(self._codes.__getitem__, blocks))
+            is_legal = all(to in LEGAL_MOVES[STATES[code]] for code in frozenset(codes))
+            if is_legal and len(frozenset(blocks)) == len(blocks):
+                return codes
         seen: set[int] = set()
         for block in blocks:
             state = self.state(block)
@@ -227,10 +241,12 @@ class BlockAllocator:
             seen.add(block)
             if to not in LEGAL_MOVES[state]:
                 raise BlockMoveError(block=block, state=state.value, to=to.value)
+        raise AssertionError("each of them may go there, and all together may not")
 
     def _set(self, blocks: list[int], to: BlockState) -> None:
+        """Write down that blocks, which are counted nowhere now, are in a state."""
         self._is_checked = False
+        codes, code = self._codes, STATE_CODES[to]
         for block in blocks:
-            self._num[STATES[self._codes[block]]] -= 1
-            self._codes[block] = STATE_CODES[to]
+            codes[block] = code
         self._num[to] += len(blocks)

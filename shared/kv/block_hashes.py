@@ -39,15 +39,12 @@ def block_hashes(token_ids: Sequence[int], *, block_size: int, root: bytes) -> t
     """
     num_blocks = len(token_ids) // block_size
     num_bytes = block_size * struct.calcsize(_ID_FORMAT)
-    packed = memoryview(
-        struct.pack(
-            f"<{num_blocks * block_size}{_ID_FORMAT}", *token_ids[: num_blocks * block_size]
-        )
+    packed = struct.pack(
+        f"<{num_blocks * block_size}{_ID_FORMAT}", *token_ids[: num_blocks * block_size]
     )
     hashes, parent = [], root
     for start in range(0, num_blocks * num_bytes, num_bytes):
-        chained = hashlib.blake2b(parent, digest_size=HASH_BYTES)
-        chained.update(packed[start : start + num_bytes])
-        parent = chained.digest()
+        chained = parent + packed[start : start + num_bytes]
+        parent = hashlib.blake2b(chained, digest_size=HASH_BYTES).digest()
         hashes.append(parent)
     return tuple(hashes)

@@ -15,15 +15,14 @@ anybody writes it.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.kv.allocator import STATE_CODES, BlockAllocator, BlockState
+from shared.kv.allocator import STATE_CODES, STATES, BlockAllocator, BlockState
 from shared.kv.errors import HoldStateError, IntegrityError
 from shared.kv.layout import RESERVED_BLOCK
 from shared.kv.prefix_cache import PrefixCache
@@ -59,6 +58,11 @@ class Hold:
     """Blocks at the beginning that the prefix cache was told of."""
     state: BlockState | None = BlockState.ACTIVE
     """ACTIVE, LEASED or QUARANTINED; None once it was dropped."""
+    ids: NDArray[np.int64] = field(init=False)
+    """The blocks as the books want them."""
+
+    def __post_init__(self) -> None:
+        self.ids = np.array(self.blocks, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +90,9 @@ class BlockHolds:
     def __init__(self, allocator: BlockAllocator, *, block_size: int) -> None:
         self._allocator, self._block_size = allocator, block_size
         self._cache = PrefixCache()
-        nobody = bytes(array("I").itemsize * allocator.num_blocks)
-        self._num_holds = tuple((state, array("I", nobody)) for state in _STRENGTH)
+        self._num_holds = {
+            state: np.zeros(allocator.num_blocks, dtype=np.uint32) for state in _STRENGTH
+        }
         """How many holds each block is in, by their state, the strongest first."""
         self._is_checked = False
         """Nothing has changed since the books were checked."""
@@ -139,18 +144,18 @@ class BlockHolds:
             self._cache.use(block)
         self._evict(num_fresh - self._allocator.num_free)
         blocks = (*shared, *self._allocator.allocate(num_fresh))
-        self._count(blocks, BlockState.ACTIVE, +1)
-        self._settle(blocks)
-        cached_tokens = len(shared) * self._block_size
-        self._hit_tokens += cached_tokens
-        if hashes:  # else nothing was looked for
-            self._missed_tokens += num_tokens - cached_tokens
-        return Hold(
+        hold = Hold(
             blocks=blocks,
             hashes=tuple(hashes),
-            cached_tokens=cached_tokens,
+            cached_tokens=len(shared) * self._block_size,
             num_listed=len(shared),
         )
+        self._num_holds[BlockState.ACTIVE][hold.ids] += 1  # no block is in a hold twice
+        self._settle(hold.ids)
+        self._hit_tokens += hold.cached_tokens
+        if hashes:  # else nothing was looked for
+            self._missed_tokens += num_tokens - hold.cached_tokens
+        return hold
 
     def computed(self, hold: Hold, num_tokens: int) -> None:
         """List the blocks that are complete once `num_tokens` of a hold's tokens are computed.
@@ -175,10 +180,10 @@ class BlockHolds:
         state = _require(hold, to.value)
         if to not in HOLD_MOVES[state]:
             raise HoldStateError(state=state.value, to=to.value)
-        self._count(hold.blocks, state, -1)
-        self._count(hold.blocks, to, +1)
+        self._num_holds[state][hold.ids] -= 1
+        self._num_holds[to][hold.ids] += 1
         hold.state = to
-        self._settle(hold.blocks)
+        self._settle(hold.ids)
 
     def drop(self, hold: Hold) -> None:
         """End a hold; blocks that nobody else holds are kept as cache where listed, else free.
@@ -189,12 +194,12 @@ class BlockHolds:
             HoldStateError: It was dropped before.
         """
         state = _require(hold, "dropped")
-        self._count(hold.blocks, state, -1)
+        self._num_holds[state][hold.ids] -= 1
         hold.state = None
-        self._settle(hold.blocks)
-        for block in reversed(hold.blocks):
-            if self._allocator.state(block) is BlockState.CACHED:
-                self._cache.retire(block)
+        self._settle(hold.ids)
+        is_idle = self._allocator.codes[hold.ids] == STATE_CODES[BlockState.CACHED]
+        for block in reversed(hold.ids[is_idle].tolist()):
+            self._cache.retire(block)
 
     def check_integrity(self) -> None:
         """Count everything anew and compare; to be called whenever the daemon is idle.
@@ -208,11 +213,11 @@ class BlockHolds:
             return
         self._allocator.check_integrity()
         self._cache.check_integrity()
-        codes = self._allocator.codes
-        for block in np.flatnonzero(codes != self._expected_codes()).tolist():
-            state, expected = self._allocator.state(block), self._state_of(block)
+        codes, expected = self._allocator.codes, self._expected_codes()
+        for block in np.flatnonzero(codes != expected).tolist():
             raise IntegrityError(
-                f"block {block} is {state.value}, its holds make it {expected.value}"
+                f"block {block} is {STATES[codes[block]].value}, its holds make it "
+                f"{STATES[expected[block]].value}"
             )
         is_idle = np.zeros(len(codes), dtype=bool)
         is_idle[self._cache.idle_blocks()] = True
@@ -222,11 +227,11 @@ class BlockHolds:
         self._is_checked = True
 
     def _expected_codes(self) -> NDArray[np.uint8]:
-        """Return what `_state_of` says of every block, as `STATE_CODES`."""
+        """Return what `_states_of` says of every block, without asking the cache block by block."""
         expected = np.full(self._allocator.num_blocks, STATE_CODES[BlockState.FREE], np.uint8)
         expected[self._cache.blocks()] = STATE_CODES[BlockState.CACHED]
-        for state, num_holds in reversed(self._num_holds):
-            expected[np.frombuffer(num_holds, dtype=np.uintc) > 0] = STATE_CODES[state]
+        for state in reversed(_STRENGTH):
+            expected[self._num_holds[state] > 0] = STATE_CODES[state]
         expected[RESERVED_BLOCK] = STATE_CODES[BlockState.RESERVED]
         return expected
 
@@ -238,27 +243,27 @@ class BlockHolds:
         self._allocator.free(evicted)
         self._evicted_blocks += len(evicted)
 
-    def _count(self, blocks: Iterable[int], state: BlockState, step: int) -> None:
-        counts = self._num_holds[_STRENGTH.index(state)][1]
-        for block in blocks:
-            counts[block] += step
+    def _states_of(self, ids: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the state that holds and the cache make of each block, as `STATE_CODES`."""
+        codes = np.full(len(ids), STATE_CODES[BlockState.FREE], np.uint8)
+        for state in reversed(_STRENGTH):
+            codes[self._num_holds[state][ids] > 0] = STATE_CODES[state]
+        is_held_by_nobody = codes == STATE_CODES[BlockState.FREE]
+        if is_held_by_nobody.any():
+            is_listed = [block in self._cache for block in ids[is_held_by_nobody].tolist()]
+            codes[is_held_by_nobody] = np.where(
+                is_listed, STATE_CODES[BlockState.CACHED], STATE_CODES[BlockState.FREE]
+            )
+        return codes
 
-    def _state_of(self, block: int) -> BlockState:
-        for state, num_holds in self._num_holds:
-            if num_holds[block]:
-                return state
-        return BlockState.CACHED if block in self._cache else BlockState.FREE
-
-    def _settle(self, blocks: Sequence[int]) -> None:
+    def _settle(self, ids: NDArray[np.int64]) -> None:
         """Bring blocks into the state that their holds make."""
         self._is_checked = False
-        moves: dict[BlockState, list[int]] = {}
-        for block in blocks:
-            state = self._state_of(block)
-            if state is not self._allocator.state(block):
-                moves.setdefault(state, []).append(block)
-        for state, moved in moves.items():
-            self._allocator.move(moved, state)
+        codes = self._states_of(ids)
+        is_to_move = codes != self._allocator.codes[ids]
+        for code in np.unique(codes[is_to_move]).tolist():
+            moved = ids[is_to_move & (codes == code)]
+            self._allocator.move(moved.tolist(), STATES[code])
 
 
 def _require(hold: Hold, to: str) -> BlockState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -160,6 +161,35 @@ def test_a_quick_request_is_judged_at_once_unless_another_is_before_it(play: Pla
         may_judge.set()
         await users[1].until_received(wire.Accepted)
         assert order == [("ids", True), ("text", True), ("long", False), ("behind", False)]
+
+    play(scene)
+
+
+def test_a_crowd_of_quick_requests_lets_others_have_their_turn(play: Play) -> None:
+    """What else the loop has to do, such as a hand-over, waits for one of them and not for all."""
+
+    async def scene(world: World) -> None:
+        rounds, judged = 0, []
+        judge = world.reception._admission.judge
+        loop = asyncio.get_running_loop()
+
+        def count_round() -> None:
+            nonlocal rounds
+            rounds += 1
+            loop.call_soon(count_round)
+
+        def noting_judge(message: wire.Generate, bounds: Bounds) -> Prompt:
+            judged.append((message.id, rounds))
+            return judge(message, bounds)
+
+        world.reception._admission.judge = noting_judge  # type: ignore[method-assign]
+        count_round()
+        names = [f"request-{number}" for number in range(6)]
+        users = [world.ask(wire.Generate(prompt=[1], id=name)) for name in names]
+        for user in users:
+            await user.until_received(wire.Accepted)
+        assert [name for name, _ in judged] == names
+        assert len({in_round for _, in_round in judged}) == len(names), "one in each round"
 
     play(scene)
 
