@@ -82,12 +82,13 @@ class LinkPool:
     async def begin_direct(self) -> wire.Refuse | None:
         """Let the engine read the pool in place, or say why it cannot; no other one is mapped."""
         assert self.mapped is not None, "a pool is mapped before it is read"
+        self._is_read_in_place = True  # by now: whoever unmaps stands behind this on the engine
         try:
             await self._engine.run(self._set_peer, self.mapped.kv)
         except GpuMemoryError as error:
+            self._is_read_in_place = False
             drop_views(error)
             return too_little_memory(str(error), gpu=self._device.name)
-        self._is_read_in_place = True
         return None
 
     def unmap(self) -> bool:
