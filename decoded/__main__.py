@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING
 
-from shared.daemon.listening import open_listener
+from shared.daemon.listening import succeed
 from shared.service import run_daemon
 
 if TYPE_CHECKING:
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
 
 async def _run(service: Service) -> None:
     # Before torch is imported, so that clients wait for those seconds and a second instance does
-    # not.
-    group = service.config.decoded.group
-    listener = open_listener(service.socket_path, environ=os.environ, group=group)
+    # not; only the successor of a daemon that is being torn down imports it while it waits.
+    listener = await succeed(
+        service.socket_path,
+        environ=os.environ,
+        group=service.config.decoded.group,
+        log=service.log,
+        meanwhile=lambda: importlib.import_module("decoded.app"),
+    )
     from decoded.app import run  # noqa: PLC0415  see above
 
     await run(service, listener)

@@ -139,6 +139,9 @@ async def assemble(service: Service, engine: EngineThread, metrics: DecodeMetric
     )
     service.spawn(loop.run(), name="decode")
     service.log.info(
-        "model.loaded", **host.summary(), swap_blocks=0 if arena is None else arena.num_blocks - 1
+        "model.loaded",
+        **host.summary(),
+        swap_blocks=0 if arena is None else arena.num_blocks - 1,
+        pool_s=round(computing.pool_s, 3),
     )
     return parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ class DecodeEngine:
     arena: KVPool | None
     """Host memory for sequences that make room; None where there is none."""
     turns: Turns
+    pool_s: float
+    """How long it took to get the pool's memory, waiting for what others held included."""
     arena_fault: str = "less than a block of memory is free for it"
     """Why there is none, where some was asked for."""
 
@@ -46,13 +49,16 @@ def make_decode_engine(host: ModelHost, device: Device, config: Config) -> Decod
     """
     layout = host.layout
     swap_bytes = int(config.decoded.swap_gib * GIB)
+    began_s = time.monotonic()
     if device.index is None:
         pool = LocalPool(layout)
+        pool_s = time.monotonic() - began_s
         local = local_arena(layout, max_bytes=swap_bytes)
         decoder = EagerDecoder(ModelRunner(host.model, pool.kv, layout))
         eager = EagerTurns(decoder, pool.kv, None if local is None else local.kv)
-        return DecodeEngine(pool=pool, arena=local, turns=eager)
+        return DecodeEngine(pool=pool, arena=local, turns=eager, pool_s=pool_s)
     cuda_pool = LocalCudaPool.create(layout, device=device.index)
+    pool_s = time.monotonic() - began_s
     graphs = GraphDecoder(
         host.model,
         PoolPair.of(cuda_pool.kv),
@@ -70,8 +76,10 @@ def make_decode_engine(host: ModelHost, device: Device, config: Config) -> Decod
         arena_path=None if pinned is None else _path_between(cuda_pool, pinned),
     )
     if isinstance(found, str):
-        return DecodeEngine(pool=cuda_pool, arena=None, turns=turns, arena_fault=found)
-    return DecodeEngine(pool=cuda_pool, arena=found, turns=turns)
+        return DecodeEngine(
+            pool=cuda_pool, arena=None, turns=turns, pool_s=pool_s, arena_fault=found
+        )
+    return DecodeEngine(pool=cuda_pool, arena=found, turns=turns, pool_s=pool_s)
 
 
 def _path_between(pool: KVPool, arena: KVPool) -> ArenaPath:

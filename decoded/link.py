@@ -268,7 +268,10 @@ class LinkSession:
             # Bounded by the hand-shake's deadline, which ends the state.
             while not self._handler.may_read_in_place(self) and self._state == "mapping":  # noqa: ASYNC110
                 await asyncio.sleep(UNMAP_POLL_S)
-            await self._pool.begin_direct()
+            refusal = await self._pool.begin_direct()
+            if refusal is not None:
+                self.refuse(refusal)
+                return
         if self._state != "mapping":
             return  # the link ended meanwhile
         self._state = "open"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from decoded.mapping import PeerPool, map_pool
+from decoded.refusals import too_little_memory
+from shared.kv.errors import GpuMemoryError
+from shared.kv.pool import drop_views
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +52,7 @@ class LinkPool:
         self.mapped: PeerPool | None = None
         """The pool, from the moment it was mapped; also when it is unmapped by now."""
         self._is_mapping = self._is_unmapping = self._is_unmapped = False
+        self._is_read_in_place = False
 
     @property
     def is_mapped(self) -> bool:
@@ -75,10 +79,17 @@ class LinkPool:
             self.mapped = pool
         return pool
 
-    async def begin_direct(self) -> None:
-        """Let the engine read the pool in place; no other one is mapped."""
+    async def begin_direct(self) -> wire.Refuse | None:
+        """Let the engine read the pool in place, or say why it cannot; no other one is mapped."""
         assert self.mapped is not None, "a pool is mapped before it is read"
-        await self._engine.run(self._set_peer, self.mapped.kv)
+        self._is_read_in_place = True  # by now: whoever unmaps stands behind this on the engine
+        try:
+            await self._engine.run(self._set_peer, self.mapped.kv)
+        except GpuMemoryError as error:
+            self._is_read_in_place = False
+            drop_views(error)
+            return too_little_memory(str(error), gpu=self._device.name)
+        return None
 
     def unmap(self) -> bool:
         """Unmap the pool, which nobody reads; True when that is done.
@@ -98,7 +109,7 @@ class LinkPool:
     async def _unmap(self, pool: PeerPool) -> None:
         """Unmap on the engine thread, behind whatever it is doing."""
         try:
-            if self.access.way == "direct":
+            if self._is_read_in_place:
                 await self._engine.run(self._set_peer, None)
             self._is_unmapped = await self._engine.run(pool.close)
         finally:

@@ -8,15 +8,21 @@ from decoded.refusals import (
     descriptors_lost,
     foreign_backend,
     foreign_gpu,
+    too_little_memory,
     too_slow,
     unmappable,
 )
 from protocol.descriptors import close_all
 from shared.daemon.devices import CPU
 from shared.kv.control_page import ControlPageView
+from shared.kv.cuda_foreign import naming
 from shared.kv.cuda_ipc import CudaIpcMapping, PoolExport
 from shared.kv.errors import (
+    CudaCallError,
+    GpuFatalError,
+    GpuMemoryError,
     LayoutError,
+    MappingFault,
     PoolInUseError,
     PoolMappingError,
     UnknownEventError,
@@ -24,6 +30,7 @@ from shared.kv.errors import (
 from shared.kv.memfd import MemfdMapping
 from shared.kv.nvml import is_foreign, is_nvlink
 from shared.kv.path_kind import FLOORS_GB_S, PathKind, path_kind
+from shared.kv.pool import drop_views
 from shared.kv.proof import measure_bandwidth, read_digest
 
 if TYPE_CHECKING:
@@ -48,6 +55,8 @@ class PeerPool:
     Raises:
         PoolMappingError: A descriptor or a handle is not what MAP says.
         LayoutError: MAP announces a pool that cannot be.
+        GpuMemoryError: This daemon's GPU has no room for the mapping, or to prove it.
+        CudaCallError: CUDA failed, or the GPU is lost.
 
     Reads the proof and measures the path, which takes milliseconds; on the engine thread.
     """
@@ -64,12 +73,15 @@ class PeerPool:
         self.is_on_same_device = device.name == peer_device
         """Both daemons compute on one device."""
         self.layout = layout.with_num_blocks(message.num_blocks)
-        self._pool = _open(message, fds, self.layout, device)
+        with naming("mapping prefilld's pool"):
+            self._pool = _open(message, fds, self.layout, device)
         try:
             self._page = ControlPageView.open(fds[-1], message.control_slots)
-            self.digest = read_digest(self._pool, message.proof_bytes)
-            self.bandwidth_gb_s = measure_bandwidth(self._pool)
-        except BaseException:
+            with naming("reading prefilld's pool"):
+                self.digest = read_digest(self._pool, message.proof_bytes)
+                self.bandwidth_gb_s = measure_bandwidth(self._pool)
+        except BaseException as error:
+            drop_views(error)
             self._pool.close()
             raise
 
@@ -142,6 +154,9 @@ def map_pool(
         peer_device: UUID of prefilld's GPU, or `cpu`.
         peer_driver: The newest CUDA that prefilld's driver speaks; empty on the CPU.
         min_bandwidth_gb_s: A slower path is refused; None goes by the kind of path.
+
+    Raises:
+        GpuFatalError: This daemon's GPU is lost.
     """
     if fds is None:
         return descriptors_lost()
@@ -156,6 +171,12 @@ def map_pool(
         return unmappable(str(error), error.fault, drivers=drivers)
     except LayoutError as error:
         return unmappable(str(error))
+    except GpuFatalError:
+        raise
+    except GpuMemoryError as error:
+        return too_little_memory(str(error), gpu=device.name)
+    except CudaCallError as error:
+        return unmappable(str(error), MappingFault.MAP, drivers=(device.driver, peer_driver))
     finally:
         close_all(fds)
     floor_gb_s = min_bandwidth_gb_s

@@ -116,6 +116,22 @@ def unmappable(
     return refuse(code, "pool", ours=text, theirs="", message=cure)
 
 
+def too_little_memory(text: str, *, gpu: str) -> wire.Refuse:
+    """Return the refusal of a pool that decoded's GPU has no room to map, or its engine to read.
+
+    Args:
+        text: What failed, how much is free, and who holds the rest.
+        gpu: UUID of decoded's GPU.
+    """
+    return refuse(
+        "memory",
+        "device",
+        ours=f"{text} (on {gpu})",
+        theirs="",
+        message="end what holds the rest, or give both daemons a smaller memory_fraction",
+    )
+
+
 def too_slow(floor_gb_s: float, read_gb_s: float) -> wire.Refuse:
     """Return the refusal of a mapping that reads slower than any healthy one."""
     return refuse(

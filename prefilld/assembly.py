@@ -161,7 +161,7 @@ async def assemble(
         bounds=lambda: _bounds(service.config, link, num_blocks),
         turns_away=turns_away,
     )
-    service.log.info("model.loaded", **host.summary())
+    service.log.info("model.loaded", **host.summary(), pool_s=round(parts.pool_s, 3))
     return Parts(
         host=host,
         device=host.device,

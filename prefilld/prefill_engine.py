@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ class PrefillEngine:
     prefiller: Prefiller
     attention: AttentionChoice
     """Who computes attention of long prompts."""
+    pool_s: float
+    """How long it took to get the pool's memory, waiting for what others held included."""
 
 
 def make_prefill_engine(
@@ -55,12 +58,17 @@ def make_prefill_engine(
         PoolAllocationError: There is no room for the pool.
         CudaCallError: CUDA failed, or is not there.
     """
+    began_s = time.monotonic()
     if device.index is None:
         pool = MemfdPool.create(host.layout)
+        pool_s = time.monotonic() - began_s
         choice = _prepare(host, pool.kv, token_budget, attention)
         runner = ModelRunner(host.model, pool.kv, host.layout)
-        return PrefillEngine(pool=pool, prefiller=EagerPrefiller(runner), attention=choice)
+        return PrefillEngine(
+            pool=pool, prefiller=EagerPrefiller(runner), attention=choice, pool_s=pool_s
+        )
     cuda_pool = CudaIpcPool.create(host.layout, device=device.index)
+    pool_s = time.monotonic() - began_s
     runner = ModelRunner(host.model, cuda_pool.kv, host.layout)
     stream = DeviceStream(host.model.device)
     choice = _prepare(host, cuda_pool.kv, token_budget, attention)
@@ -71,7 +79,7 @@ def make_prefill_engine(
     graphs = PrefillGraphs(host.model, cuda_pool.kv, host.layout, stream, token_budget=token_budget)
     prefiller = StreamPrefiller(runner, stream, cuda_pool.record, graphs=graphs)
     _warm_up(prefiller, host.layout, token_budget)
-    return PrefillEngine(pool=cuda_pool, prefiller=prefiller, attention=choice)
+    return PrefillEngine(pool=cuda_pool, prefiller=prefiller, attention=choice, pool_s=pool_s)
 
 
 def _prepare(

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Never
 
 from protocol.errors import LinkRefusedError, UnixSocketError
+from shared.errors import MemoryShortageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -36,7 +37,13 @@ async def keep_connected(
         try:
             await one_session()
             pause_s, last_fault = FIRST_PAUSE_S, ""
-        except (UnixSocketError, LinkRefusedError, ConnectionError, TimeoutError) as error:
+        except (
+            UnixSocketError,
+            LinkRefusedError,
+            ConnectionError,
+            TimeoutError,
+            MemoryShortageError,
+        ) as error:
             fault = str(error) or "the hand-shake took too long"
             if fault != last_fault:
                 log.warning("link.failed", reason=fault)

@@ -62,6 +62,7 @@ CODES: dict[str, str] = {
     "shm": "the daemons do not share /dev/shm",
     "credentials": "the peer's user may not use this socket",
     "size": "the pool is not as large as its owner says",
+    "memory": "decoded's GPU has too little memory free to map the pool or to read it",
     "handle": "the GPU's driver does not open what should be the pool's handle",
     "peer-access": "decoded's GPU cannot read the memory of prefilld's",
     "proof": "decoded read other bytes through the mapping than prefilld wrote",

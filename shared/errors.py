@@ -6,6 +6,7 @@
     ├── DaemonBusyError                  75   somebody answers: not now
     ├── ConfigError                      78   a value, and where it came from
     ├── MemoryShortageError              75   others hold the memory that a daemon needs now
+    ├── PredecessorEndingError           75   the daemon before this one is not torn down yet
     └── EnvironmentUnsupportedError      78   this machine lacks what the configuration wants
 
 Every text is one line that names the fault; `hint` is one more that says what to do about it.
@@ -72,6 +73,12 @@ class MemoryShortageError(KvpairError):
 
     Its code is one after which a service manager tries again.
     """
+
+    exit_code = ExitCode.BUSY
+
+
+class PredecessorEndingError(KvpairError):
+    """The daemon before this one is ending and holds what this one needs: try again in a while."""
 
     exit_code = ExitCode.BUSY
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from shared.errors import EnvironmentUnsupportedError, MemoryShortageError
+from shared.kv.cuda_foreign import GpuMemory, holders, is_shortage, look
+from shared.kv.errors import CudaCallError
 from shared.kv.memory import blocks_from_memory
-from shared.kv.patience import settled
+from shared.kv.patience import PATIENCE_S, settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,20 +22,14 @@ OTHERS_SHARE = 0.05
 """Of the GPU's memory: what others hold above it may be what is missing; the driver's own part and
 this process's context stay below it."""
 
+T = TypeVar("T")
 
-class GpuMemory(NamedTuple):
-    """The current GPU's, in bytes."""
+MAX_LOADS = 3
+"""Of one start: memory of two other processes may come back one after the other."""
 
-    free: int
-    total: int
-    ours: int
-    """What torch has taken for this process."""
-
-
-def look() -> GpuMemory:
-    """Ask the driver and torch about the current GPU."""
-    free, total = torch.cuda.mem_get_info()
-    return GpuMemory(free=free, total=total, ours=torch.cuda.memory_reserved())
+QUIET_S = 2.0
+"""How long nothing must have come back before weights that did not fit are given up: twice what
+the other daemon takes to let go of a dead one's pool."""
 
 
 def blocks_that_fit(
@@ -69,11 +65,49 @@ def blocks_that_fit(
     )
 
 
-def weights_refusal(memory: GpuMemory) -> EnvironmentUnsupportedError | MemoryShortageError:
+def load_as_memory_comes_back(
+    load: Callable[[], T],
+    *,
+    look: Callable[[], GpuMemory] = look,
+    holders: Callable[[], str] = holders,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Return what `load` brought to the GPU; tried again while a process that ends lets go of it.
+
+    Args:
+        load: Loads the weights.
+        look: Asks about the memory.
+        holders: Says who has it.
+        sleep: Waits.
+
+    Raises:
+        EnvironmentUnsupportedError: The weights do not fit the GPU.
+        MemoryShortageError: The same, for others hold its memory.
+    """
+    num_loads = 0
+    while True:
+        num_loads += 1
+        try:
+            return load()
+        except (RuntimeError, CudaCallError) as error:
+            if not is_shortage(error):
+                raise
+            memory = look()
+        # The exception held what was loaded by then; now it is nobody's, and can be given back.
+        torch.cuda.empty_cache()
+        free = settled(lambda: look().free, patience_s=PATIENCE_S, quiet_s=QUIET_S, sleep=sleep)
+        if free <= memory.free + memory.ours or num_loads == MAX_LOADS:
+            raise weights_refusal(memory, holders=holders)
+
+
+def weights_refusal(
+    memory: GpuMemory, *, holders: Callable[[], str]
+) -> EnvironmentUnsupportedError | MemoryShortageError:
     """Return what is told where a model's weights found no room.
 
     Args:
         memory: As it is then.
+        holders: Says who has it.
     """
     fault = (
         f"the model's weights do not fit the GPU: {memory.free} of its {memory.total} bytes are "
@@ -81,7 +115,7 @@ def weights_refusal(memory: GpuMemory) -> EnvironmentUnsupportedError | MemorySh
     )
     others = memory.total - memory.free - memory.ours
     if others > memory.total * OTHERS_SHARE:
-        return MemoryShortageError(fault, hint="nvidia-smi tells who holds the rest")
+        return MemoryShortageError(fault, hint=holders())
     return EnvironmentUnsupportedError(
         fault, hint="choose a smaller model, another model.dtype, or a larger GPU"
     )

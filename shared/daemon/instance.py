@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 from protocol.messages import Instance
+
+PF_EXITING = 0x4
+"""The kernel's flag of a task that is being torn down."""
+
+SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
+"""In a mask of signals."""
 
 
 def this_instance() -> Instance:
@@ -21,12 +28,21 @@ def this_instance() -> Instance:
 
 def start_time(pid: int | str) -> int | None:
     """Return when a process started, in clock ticks since boot; None where it cannot be seen."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The name in parentheses may hold spaces and parentheses; what follows the last is regular.
-    return int(stat.rpartition(")")[2].split()[19])
+    stat = _stat_of(pid)
+    return None if stat is None else int(stat[19])
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process is on its way out, and can do nothing but let go of what it holds.
+
+    Killed, or ending by itself: until the kernel has torn all of it down, which takes half a second
+    where there are many gigabytes on a GPU, its locks, sockets and memory are still its own.
+    """
+    stat = _stat_of(pid)
+    if stat is None:
+        return False
+    state, flags, pending = stat[0], int(stat[6]), int(stat[28])
+    return state in "ZX" or bool(flags & PF_EXITING or pending & SIGKILL_PENDING)
 
 
 def open_pidfd(pid: int, expected_start_time: int) -> int | None:
@@ -48,6 +64,16 @@ def open_pidfd(pid: int, expected_start_time: int) -> int | None:
         os.close(pidfd)
         return None
     return pidfd
+
+
+def _stat_of(pid: int | str) -> list[str] | None:
+    """Return proc(5)'s fields of a process from its state on; None where it cannot be seen."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name in parentheses may hold spaces and parentheses; what follows the last is regular.
+    return stat.rpartition(")")[2].split()
 
 
 def _device_of(path: str) -> int:

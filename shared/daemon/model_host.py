@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shared.config import Config
     from shared.model.chat_template import ChatTemplate
+    from shared.model.loader import LoadedModel
     from shared.model.tokenizer import Tokenizer
     from shared.states import DaemonName
 
@@ -127,16 +128,17 @@ def load_model_host(
         EnvironmentUnsupportedError: The weights do not fit the GPU.
         MemoryShortageError: The same, for others hold its memory.
     """
-    if device.index is not None:
-        torch.cuda.set_device(device.index)  # of the engine thread, which is the caller
-    try:
+
+    def load() -> tuple[LoadedModel, Llama]:
+        if device.index is not None:
+            torch.cuda.set_device(device.index)  # of the engine thread, which is the caller
         loaded = load_model(
             config.model.path, config.model.dtype, str(device.torch_device), progress=progress
         )
         # The weights are fused first: what is free afterwards is what a pool may have.
-        model = Llama(loaded.spec, loaded.tensors)
-    except torch.OutOfMemoryError as error:
-        raise gpu_memory.weights_refusal(gpu_memory.look()) from error
+        return loaded, Llama(loaded.spec, loaded.tensors)
+
+    loaded, model = gpu_memory.load_as_memory_comes_back(load)
     spec = loaded.spec
     layout = KVLayout(
         num_blocks=num_blocks or SMALLEST_POOL,

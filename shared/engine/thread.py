@@ -4,7 +4,8 @@ Torch's thread count and its inference mode belong to a thread, not to the proce
 inside the thread that computes.  One thread also means one order: steps run as they were
 submitted, and no two ever touch the pool at once.
 
-It is a border as well: that the GPU is lost has one name, whatever library a call fails in.
+It is a border as well: that the GPU is lost, or its memory full, has one name, whatever library a
+call fails in.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import torch
 
-from shared.kv.cuda_status import as_fatal
+from shared.kv.cuda_foreign import naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,8 @@ class EngineThread:
         Raises:
             RuntimeError: The thread was stopped.
             GpuFatalError: A library failed with a status after which every call fails.
+            GpuMemoryError: The GPU's memory is full; it says who holds it.
+            CudaCallError: A call to CUDA failed, whoever made it.
             BaseException: Whatever else `function` raises.
         """
         return await asyncio.wrap_future(self._submit(partial(function, *args, **kwargs)))
@@ -139,11 +142,5 @@ def _do_nothing() -> None:
 
 
 def _infer(call: Callable[[], T]) -> T:
-    try:
-        with torch.inference_mode():
-            return call()
-    except RuntimeError as error:  # as torch's and CuPy's are
-        lost = as_fatal("the engine", error)
-        if lost is None:
-            raise
-        raise lost from error
+    with naming("the engine"), torch.inference_mode():
+        return call()

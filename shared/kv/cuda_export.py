@@ -21,6 +21,7 @@ from shared.kv.cuda_status import (
 from shared.kv.errors import (
     CudaCallError,
     GpuFatalError,
+    GpuMemoryError,
     MappingFault,
     PoolAllocationError,
     PoolMappingError,
@@ -117,7 +118,7 @@ def open_memory(runtime: CudaRuntime, export: PoolExport, undo: ExitStack) -> in
     """Map the allocation, and return its base."""
     try:
         base = runtime.open_memory(export.handle)
-    except GpuFatalError:
+    except (GpuFatalError, GpuMemoryError):
         raise
     except CudaCallError as error:
         fault = _FAULTS.get(error.status, MappingFault.MAP)
@@ -150,7 +151,7 @@ def open_events(runtime: CudaRuntime, export: PoolExport, undo: ExitStack) -> tu
     for handle in export.event_handles:
         try:
             event = runtime.open_event(handle)
-        except GpuFatalError:
+        except (GpuFatalError, GpuMemoryError):
             raise
         except CudaCallError as error:
             # The driver says 205 then, which of memory means another thing.

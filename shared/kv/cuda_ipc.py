@@ -170,6 +170,7 @@ class CudaIpcMapping(CudaPool):
         Raises:
             PoolMappingError: Something is not as announced or as the layout needs, or cannot be
                 opened.
+            GpuMemoryError: This GPU has no room for what mapping takes.
             CudaCallError: CUDA is not there, or the GPU is lost.
 
         Whatever was opened before a failure is closed again.

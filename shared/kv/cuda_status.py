@@ -12,6 +12,7 @@ from shared.kv.errors import (
     CudaNotReadyError,
     CudaUnavailableError,
     GpuFatalError,
+    GpuMemoryError,
 )
 
 SUCCESS = 0
@@ -101,9 +102,11 @@ NOT_READY_YET: dict[int, Meaning] = {
 }
 """The same, of those that may pass by themselves: at boot, or when another process has ended."""
 
+SHORTAGES: dict[int, Meaning] = {OUT_OF_MEMORY: Meaning("the GPU's memory is full")}
+"""Statuses of a call that works as soon as others let go of memory."""
+
 OTHERS: dict[int, Meaning] = {
     INVALID_VALUE: Meaning("an argument is not valid"),
-    OUT_OF_MEMORY: Meaning("the GPU's memory is full"),
     OPENED_BY_ITS_MAKER: Meaning(
         "the driver takes this process for the one that made the handle",
         "two daemons need two pids, as each sees its own",
@@ -126,6 +129,7 @@ def cuda_error(call: str, status: int, detail: str | None = None) -> CudaCallErr
         (GpuFatalError, FATAL),
         (CudaUnavailableError, SET_UP),
         (CudaNotReadyError, NOT_READY_YET),
+        (GpuMemoryError, SHORTAGES),
         (CudaCallError, OTHERS),
     ):
         if (meaning := table.get(status)) is not None:

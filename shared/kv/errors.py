@@ -7,9 +7,10 @@
     ├── PoolMappingError                 the peer's pool is not what it was said to be
     ├── UnknownSlotError                 a slot that the control page does not have
     ├── UnknownEventError                a slot that the ring of events does not have
-    ├── CudaCallError                    a call to CUDA failed; the parent of the next three
+    ├── CudaCallError                    a call to CUDA failed; the parent of the next four
     ├── CudaUnavailableError             for want of set-up; also EnvironmentUnsupportedError
     ├── CudaNotReadyError                the same, and may pass by itself
+    ├── GpuMemoryError                   the GPU's memory is full; also MemoryShortageError
     ├── GpuFatalError                    the GPU is lost to this process, which must end
     ├── CopyError                        blocks that cannot be copied as asked
     ├── OutOfBlocksError                 nobody's fault: wait until blocks come back
@@ -130,6 +131,12 @@ class CudaUnavailableError(CudaCallError, EnvironmentUnsupportedError):
 
 class CudaNotReadyError(CudaUnavailableError):
     """The GPU cannot be used yet, or while others use it: the same start may work in a while."""
+
+    exit_code = ExitCode.BUSY
+
+
+class GpuMemoryError(CudaCallError, MemoryShortageError):
+    """A call found too little of the GPU's memory free.  It took none; other calls go on."""
 
     exit_code = ExitCode.BUSY
 

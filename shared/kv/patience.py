@@ -18,8 +18,8 @@ T = TypeVar("T")
 PATIENCE_S = 10.0
 """For an allocation that could fit: ten times the longest that was seen."""
 
-RETRY_S = 0.1
-"""Between two tries, and between two looks."""
+RETRY_S = 0.02
+"""Between two tries, and between two looks: memory that is there again is taken at once."""
 
 SETTLE_S = 5.0
 """The longest that memory may go on coming back before a share of it is taken all the same."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import traceback
 import warnings
 from typing import Protocol
 
@@ -126,3 +127,14 @@ def _tensor_over(mapping: mmap.mmap, layout: KVLayout) -> Tensor:
             memoryview(mapping)[: layout.kv_bytes], dtype=TORCH_DTYPES[layout.dtype]
         )
     return flat.view(layout.shape)
+
+
+def drop_views(error: BaseException | None) -> None:
+    """Drop what the frames of a failure hold.
+
+    A tensor among it that looks into a pool would keep that mapped for as long as anybody has the
+    exception: until the next garbage collection, for what has been through a future.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -1,7 +1,16 @@
 """Either daemon killed under load: who goes on, what comes back, and how soon.
 
-Streams run and long prompts are being computed when a daemon gets SIGKILL; its successor is started
-at once, as a supervisor does.  No answer may be lost; every time is told.
+Streams run and long prompts are being computed when a daemon gets SIGKILL.  Its successor is
+started at that moment, beside the process that is being torn down, and started again where it says
+that it lacks memory, as a supervisor does.  No answer may be lost; every time is told.
+
+    teardown_s    from the kill until the dead process was gone
+    load_s        from the successor's start until the pair served, but for what it waited
+    waited_s      how long the successor stood still, at most, for socket and memory of the dead one
+    recovery_s    from the kill until the pair served
+    overlap_s     what was saved: teardown_s + load_s - recovery_s
+
+Were the successor started behind the teardown, recovery would be the sum of teardown and load.
 """
 
 from __future__ import annotations
@@ -15,12 +24,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.clock import NS_PER_S
+from shared.errors import ExitCode
 from tests.benchmarks.stream_clients import Ask, Clients, Heard
 from tests.support.footprint import gpu_free_bytes
 from tests.support.gpus import device_index
 from tests.support.pair import DAEMONS, DaemonName, Pair, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
@@ -96,25 +107,25 @@ def _kill_prefilld(pair: Pair, running: _Running) -> Figures:
     load, pool = running.load, pair.status()["pool"]
     pool_bytes: int = pool["total"] * pool["block_bytes"]
     running.begin()
-    held_bytes = gpu_free_bytes(load.devices[0])
-    killed_ns, ended_ns = _kill(pair, "prefilld")
+    free_bytes, mapped = gpu_free_bytes(load.devices[0]), _mapped_pools(pair)
+    death = _Death(pair, "prefilld")
 
     def is_unmapped() -> bool:
         if load.is_on_gpus:  # the driver keeps the memory until nobody maps it
-            free_bytes = gpu_free_bytes(load.devices[0]) - held_bytes
-            return free_bytes > NEARLY_ALL * pool_bytes
-        maps = Path(f"/proc/{pair.process('decoded').pid}/maps").read_text()
-        return "memfd:kvpair-pool" not in maps
+            freed_bytes = gpu_free_bytes(load.devices[0]) - free_bytes
+            return freed_bytes > NEARLY_ALL * pool_bytes
+        return not mapped & _mapped_pools(pair)
 
+    # The successor's weights take of what is free on a GPU, but its imports come first.
     wait_until(is_unmapped, timeout_s=10.0, what="decoded has unmapped the dead prefilld's pool")
-    unmapped_s = _since_s(killed_ns)
-    recovery = _recover(pair, "prefilld", killed_ns, ended_ns)
+    unmapped_s = _since_s(death.killed_ns)
+    recovery = death.recovered()
     heard = running.results()
     assert pair.status()["pool"]["total"] == pool["total"], "the new pool is as large as the old"
-    gaps_ms = running.gaps_ms(heard, killed_ns)
+    gaps_ms = running.gaps_ms(heard, death.killed_ns)
     return {
         "prefilld_killed_answers": float(len(heard)),
-        "prefilld_killed_blocks_pending": float(running.num_pending(before_ns=killed_ns)),
+        "prefilld_killed_blocks_pending": float(running.num_pending(before_ns=death.killed_ns)),
         "prefilld_killed_itl_p50_ms": statistics.median(gaps_ms),
         "prefilld_killed_itl_max_ms": max(gaps_ms),
         "prefilld_killed_unmapped_s": unmapped_s,
@@ -127,11 +138,11 @@ def _kill_decoded(pair: Pair, running: _Running) -> Figures:
     num_lines = len(pair.log("prefilld"))
     running.begin()
     num_leased = pair.status()["pool"]["leased"]
-    killed_ns, ended_ns = _kill(pair, "decoded")
+    death = _Death(pair, "decoded")
     _when(lambda: pair.status()["link"]["state"] != "open", "prefilld has lost its link")
     revoked_ns = _when(lambda: pair.status()["pool"]["leased"] == 0, "no block is leased")
     back_ns = _when(lambda: pair.status()["pool"]["quarantined"] == 0, "no block is in quarantine")
-    recovery = _recover(pair, "decoded", killed_ns, ended_ns)
+    recovery = death.recovered()
     heard = running.results()
     lost_ns = next(
         line["monotonic_ns"]
@@ -141,44 +152,85 @@ def _kill_decoded(pair: Pair, running: _Running) -> Figures:
     return {
         "decoded_killed_answers": float(len(heard)),
         "decoded_killed_blocks_leased": float(num_leased),
-        "decoded_killed_link_ended_ms": (lost_ns - killed_ns) / NS_PER_MS,
+        "decoded_killed_link_ended_ms": (lost_ns - death.killed_ns) / NS_PER_MS,
         "decoded_killed_leases_revoked_ms": (revoked_ns - lost_ns) / NS_PER_MS,
         "decoded_killed_leases_back_ms": (back_ns - lost_ns) / NS_PER_MS,
         **recovery,
     }
 
 
-def _kill(pair: Pair, name: DaemonName) -> tuple[int, Future[int]]:
-    """Kill a daemon, and return when, and when its process was gone."""
-    process = pair.process(name)
+class _Death:
+    """A daemon is killed, and its successor started beside it, when this is made.
 
-    def ended_ns() -> int:
-        process.wait(timeout=30)
-        return time.monotonic_ns()
+    Args:
+        pair: Whose daemon.
+        name: Which one.
+    """
 
-    killed_ns = time.monotonic_ns()
-    process.kill()
-    reaper = ThreadPoolExecutor(1)
-    ended = reaper.submit(ended_ns)
-    reaper.shutdown(wait=False)
-    return killed_ns, ended
+    def __init__(self, pair: Pair, name: DaemonName) -> None:
+        self._pair, self._name = pair, name
+        self._num_lines = len(pair.log(name))
+        predecessor = pair.process(name)
+        self.killed_ns = time.monotonic_ns()
+        predecessor.kill()
+        self._started_ns = time.monotonic_ns()
+        pair.start(name)
+        self._num_starts = 1
+        reaper = ThreadPoolExecutor(1)
+        self._ended_ns = reaper.submit(_ended_ns, predecessor)
+        reaper.shutdown(wait=False)
+
+    def recovered(self) -> Figures:
+        """Wait until the pair serves, and return how long everything took."""
+        wait_until(self._serves, timeout_s=RECOVERY_TIMEOUT_S, what=f"the new {self._name} serves")
+        serves_ns = time.monotonic_ns()
+        teardown_s = (self._ended_ns.result(timeout=30) - self.killed_ns) / NS_PER_S
+        waited_s = self._waited_s()
+        load_s = (serves_ns - self._started_ns) / NS_PER_S - waited_s
+        recovery_s = (serves_ns - self.killed_ns) / NS_PER_S
+        figures = {
+            "teardown_s": teardown_s,
+            "load_s": load_s,
+            "waited_s": waited_s,
+            "recovery_s": recovery_s,
+            "overlap_s": teardown_s + load_s - recovery_s,
+            "starts": float(self._num_starts),
+        }
+        return {f"{self._name}_killed_{what}": value for what, value in figures.items()}
+
+    def _serves(self) -> bool:
+        status = self._pair.process(self._name).poll()
+        if status is not None:
+            assert status == ExitCode.BUSY, (
+                f"{self._name} ended with {status}:\n{self._pair.tail()}"
+            )
+            self._started_ns = time.monotonic_ns()
+            self._num_starts += 1
+            self._pair.start(self._name)
+        return all(self._pair.state(each) == "serving" for each in DAEMONS)
+
+    def _waited_s(self) -> float:
+        """Return how long the successor says that it waited for what the dead one held."""
+        waited_s = 0.0
+        for line in self._pair.log(self._name)[self._num_lines :]:
+            if line["event"] == "predecessor.ended":
+                waited_s += line["waited_s"]
+            elif line["event"] == "model.loaded":
+                waited_s += line["pool_s"]
+        return waited_s
 
 
-def _recover(pair: Pair, name: DaemonName, killed_ns: int, ended_ns: Future[int]) -> Figures:
-    """Start a killed daemon's successor, and wait until it serves."""
-    teardown_s = (ended_ns.result(timeout=30) - killed_ns) / NS_PER_S
-    began_ns = time.monotonic_ns()
-    pair.start(name)
-    wait_until(
-        lambda: all(pair.state(each) == "serving" for each in DAEMONS),
-        timeout_s=RECOVERY_TIMEOUT_S,
-        what=f"the new {name} serves",
-    )
-    return {
-        f"{name}_killed_teardown_s": teardown_s,
-        f"{name}_killed_load_s": _since_s(began_ns),
-        f"{name}_killed_recovery_s": _since_s(killed_ns),
-    }
+def _ended_ns(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process's end, and return when it was gone."""
+    process.wait(timeout=30)
+    return time.monotonic_ns()
+
+
+def _mapped_pools(pair: Pair) -> set[str]:
+    """Return what tells the memfds of pools apart that decoded has mapped."""
+    maps = Path(f"/proc/{pair.process('decoded').pid}/maps").read_text().splitlines()
+    inodes = [line.split()[4] for line in maps if "memfd:kvpair-pool" in line]
+    return set(inodes)
 
 
 def _when(condition: Callable[[], bool], what: str) -> int:

@@ -46,6 +46,7 @@ BOUNDS: dict[str, dict[str, Bound]] = {
         "prefilld_killed_unmapped_s": Bound(0, 1.0),
         "decoded_killed_leases_revoked_ms": Bound(-ENDLESS, 100.0),
         "decoded_killed_leases_back_ms": Bound(-ENDLESS, 100.0),
+        "decoded_killed_overlap_s": Bound(0.0, ENDLESS),  # it loads while the dead one is torn down
     },
     "steadiness": {
         "cycles_gpu_growth_mib": FLAT_MIB,

@@ -15,7 +15,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_no_answer_is_lost_and_everything_comes_back(tmp_path: Path, tiny_model: Path) -> None:
-    """The dead one's memory is let go, and what was lent to it is free again."""
+    """The dead one's memory is let go, what was lent to it is free again, and its successor comes.
+
+    That one is started at the kill, and neither refused nor short of memory.
+    """
     load = Load(
         model=str(tiny_model),
         devices=("cpu", "cpu"),
@@ -29,3 +32,4 @@ def test_no_answer_is_lost_and_everything_comes_back(tmp_path: Path, tiny_model:
     figures = check_deaths(tmp_path, load)
     print("".join(f"\n{name}: {value:.4g}" for name, value in figures.items()))
     assert figures["prefilld_killed_answers"] == figures["decoded_killed_answers"] == 22
+    assert figures["prefilld_killed_starts"] == figures["decoded_killed_starts"] == 1

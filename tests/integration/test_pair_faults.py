@@ -44,27 +44,45 @@ UNCACHED = {"pool.prefix_cache": False}
 """Prompts are asked again here to be caught while they are computed, or over a ruined pool."""
 
 
+SLOW_PREFILL: dict[str, object] = {
+    "prefilld.token_budget": 4,
+    "prefilld.max_running": 2,
+    "decoded.max_batch": 4,
+    "pool.num_blocks": 1024,
+    "decoded.num_blocks": 1024,
+} | UNCACHED
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
-    settings = {
-        "prefilld.token_budget": 4,
-        "prefilld.max_running": 2,
-        "decoded.max_batch": 4,
-        "pool.num_blocks": 1024,
-        "decoded.num_blocks": 1024,
-    } | UNCACHED
-    with Pair(tmp_path_factory.mktemp("v"), model=tiny_model, settings=settings) as running:
+    with Pair(tmp_path_factory.mktemp("v"), model=tiny_model, settings=SLOW_PREFILL) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def direct_pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
+    """One whose decoded reads prefilld's blocks where they are."""
+    settings = {**SLOW_PREFILL, "pool.access": "direct"}
+    with Pair(tmp_path_factory.mktemp("x"), model=tiny_model, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture(params=["pair", "direct_pair"])
+def each_pair(request: pytest.FixtureRequest) -> Pair:
+    """Either kind of access: what a client leaves behind, and who reads it, differ."""
+    shared: Pair = request.getfixturevalue(request.param)
+    return shared
 
 
 @pytest.fixture(autouse=True)
 def settled(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test of the shared pair begins and ends with both daemons up and every block free."""
+    """Every test of a shared pair begins and ends with both daemons up and every block free."""
+    names = {"pair", "direct_pair", "each_pair"}.intersection(request.fixturenames)
+    shared: list[Pair] = [request.getfixturevalue(name) for name in names]
     yield
-    if "pair" in request.fixturenames:
-        shared: Pair = request.getfixturevalue("pair")
-        revive(shared)
-        shared.wait_settled()
+    for pair in shared:
+        revive(pair)
+        pair.wait_settled()
 
 
 def revive(pair: Pair) -> None:
@@ -171,14 +189,14 @@ def test_a_client_may_leave_in_mid_prefill_with_chunks_under_way(pair: Pair, how
 
 
 @every_way_to_leave
-def test_a_client_may_leave_between_its_first_token_and_adoption(pair: Pair, how: str) -> None:
-    pair.signal("decoded", signal.SIGSTOP)
-    with open_request(pair, prompt_of(40), max_tokens=500) as peer:
-        wait_until(lambda: queue(pair, "sent") == 1, what="HANDOFF is on its way")
+def test_a_client_may_leave_between_its_first_token_and_adoption(each_pair: Pair, how: str) -> None:
+    each_pair.signal("decoded", signal.SIGSTOP)
+    with open_request(each_pair, prompt_of(40), max_tokens=500) as peer:
+        wait_until(lambda: queue(each_pair, "sent") == 1, what="HANDOFF is on its way")
         LEAVE[how](peer)
-        pair.signal("decoded", signal.SIGCONT)
+        each_pair.signal("decoded", signal.SIGCONT)
         check_farewell(peer, how)
-        pair.wait_settled(timeout_s=2)
+        each_pair.wait_settled(timeout_s=2)
 
 
 @every_way_to_leave
@@ -197,12 +215,12 @@ def test_a_client_may_leave_while_decoded_has_no_room_for_it(
 
 
 @every_way_to_leave
-def test_a_client_may_leave_in_mid_answer(pair: Pair, how: str) -> None:
-    with open_request(pair, prompt_of(40), max_tokens=4_000) as peer:
-        wait_until(lambda: num_running(pair) == 1, what="it is decoded")
+def test_a_client_may_leave_in_mid_answer(each_pair: Pair, how: str) -> None:
+    with open_request(each_pair, prompt_of(40), max_tokens=4_000) as peer:
+        wait_until(lambda: num_running(each_pair) == 1, what="it is decoded")
         LEAVE[how](peer)
         check_farewell(peer, how)
-        pair.wait_settled(timeout_s=1)
+        each_pair.wait_settled(timeout_s=1)
 
 
 def test_a_client_that_never_reads_holds_up_nobody_and_is_given_up(
@@ -270,14 +288,14 @@ def test_half_announced_prompts_are_dropped_when_prefilld_is_killed(
 
 
 def test_a_handoff_in_the_queue_of_a_killed_prefilld_ends_cleanly(
-    pair: Pair, threads: ThreadPoolExecutor
+    each_pair: Pair, threads: ThreadPoolExecutor
 ) -> None:
     """It was never adopted, decoded being stopped; the client sees the end and may ask again."""
-    pair.signal("decoded", signal.SIGSTOP)
-    answer = asker(pair, threads, max_attempts=0)(prompt_of(40), max_tokens=100)
-    wait_until(lambda: queue(pair, "sent") == 1, what="HANDOFF is on its way")
-    pair.kill("prefilld")
-    pair.signal("decoded", signal.SIGCONT)
+    each_pair.signal("decoded", signal.SIGSTOP)
+    answer = asker(each_pair, threads, max_attempts=0)(prompt_of(40), max_tokens=100)
+    wait_until(lambda: queue(each_pair, "sent") == 1, what="HANDOFF is on its way")
+    each_pair.kill("prefilld")
+    each_pair.signal("decoded", signal.SIGCONT)
     with pytest.raises(
         (ConnectionLostError, RequestError), match=r"went away|lost|revoked"
     ) as caught:
@@ -379,21 +397,23 @@ def test_what_a_killed_decoded_had_not_adopted_goes_to_the_next_one(
 
 
 def test_a_decoded_out_of_descriptors_loses_no_client_and_burns_no_processor(
-    pair: Pair, threads: ThreadPoolExecutor
+    each_pair: Pair, threads: ThreadPoolExecutor
 ) -> None:
     """The kernel drops the descriptor on its way (MSG_CTRUNC); the request waits its turn again."""
-    pid = pair.process("decoded").pid
-    before = rejections(pair)
+    pid = each_pair.process("decoded").pid
+    before = rejections(each_pair)
     usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     in_use = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     lowest_free = next(number for number in range(len(in_use) + 1) if number not in in_use)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, usual[1]))
     try:
-        answer = asker(pair, threads)(prompt_of(20), max_tokens=20)
-        wait_until(lambda: rejections(pair) > before, what="a HANDOFF arrived without descriptor")
-        until_s = pair.status()["uptime_s"] + 0.5
-        wait_until(lambda: pair.status()["uptime_s"] > until_s, what="half a second passed")
-        num_rejections = rejections(pair) - before
+        answer = asker(each_pair, threads)(prompt_of(20), max_tokens=20)
+        wait_until(
+            lambda: rejections(each_pair) > before, what="a HANDOFF arrived without descriptor"
+        )
+        until_s = each_pair.status()["uptime_s"] + 0.5
+        wait_until(lambda: each_pair.status()["uptime_s"] > until_s, what="half a second passed")
+        num_rejections = rejections(each_pair) - before
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, usual)
     assert len(answer.result(timeout=10).ids) == 20
@@ -607,15 +627,15 @@ def poison(pid: int, mapping: str, *, skip_bytes: int) -> int:
     return num_bytes
 
 
-def test_what_was_never_written_in_prefillds_pool_is_never_read(pair: Pair) -> None:
+def test_what_was_never_written_in_prefillds_pool_is_never_read(each_pair: Pair) -> None:
     prompts = [prompt_of(num_tokens) for num_tokens in (1, 15, 16, 17, 100)]
-    before = [pair.client.generate(p, max_tokens=20, ignore_eos=True).ids for p in prompts]
-    block_bytes = int(pair.status()["pool"]["block_bytes"])
-    pid = pair.process("prefilld").pid
+    before = [each_pair.client.generate(p, max_tokens=20, ignore_eos=True).ids for p in prompts]
+    block_bytes = int(each_pair.status()["pool"]["block_bytes"])
+    pid = each_pair.process("prefilld").pid
     try:
         num_bytes = poison(pid, "kvpair-pool", skip_bytes=block_bytes)
     except PermissionError:
         pytest.skip("this user may not write another process's memory")
     assert num_bytes >= 1_000 * block_bytes
-    after = [pair.client.generate(p, max_tokens=20, ignore_eos=True).ids for p in prompts]
+    after = [each_pair.client.generate(p, max_tokens=20, ignore_eos=True).ids for p in prompts]
     assert after == before

@@ -189,6 +189,22 @@ def test_other_allocators_do_not_touch_the_pool(
     pair.reader.do("close_mapping")
 
 
+def test_a_full_gpu_refuses_the_pool_by_name_and_keeps_nothing_of_it(
+    pair: Pair, layout: KVLayout
+) -> None:
+    """Torch has three exceptions for it; afterwards the same process maps the same pool."""
+    export = pair.maker.do("create", layout)
+    digest = pair.maker.do("write_pattern", os.urandom(4096))
+    code, words = pair.reader.do("refused_while_full", export, layout)
+    print(f"\n{pair.place.name}: {words}")
+    assert code == "memory"
+    assert "the GPU's memory is full" in words
+    pair.reader.do("map", export, layout)
+    assert pair.reader.do("read_digest", 4096) == digest
+    pair.reader.do("close_mapping")
+    pair.maker.do("close_pool")
+
+
 @pytest.mark.parametrize("place", [ONE_GPU], ids=lambda place: place.name, indirect=True)
 def test_a_lost_gpu_is_told_as_such(pair: Pair, start: Start, layout: KVLayout) -> None:
     """By torch's exception and by every later call of ours."""

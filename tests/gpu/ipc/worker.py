@@ -29,6 +29,7 @@ from shared.kv.layout import KVLayout
 from shared.kv.machine_probe import MachineProbe
 from shared.kv.nvml import is_nvlink
 from shared.kv.proof import measure_bandwidth, read_digest, write_pattern
+from tests.gpu.ipc.full_gpu import map_while_full
 
 SPIN_CYCLES_A_MS = 1_900_000
 """An H200 runs at up to 1.98 GHz; a slower clock only makes a spin longer."""
@@ -174,6 +175,10 @@ class Worker:
         began_s = time.perf_counter()
         self.mapping = CudaIpcMapping.open(export, layout, device=self.device)
         return (time.perf_counter() - began_s) * 1e3
+
+    def refused_while_full(self, export: PoolExport, layout: KVLayout) -> tuple[str, str]:
+        """Map and prove a pool as decoded does, with nothing free; return code and words."""
+        return map_while_full(export, layout, device=self.device)
 
     def map_again(self, export: PoolExport, layout: KVLayout) -> None:
         """Open and close a second mapping of the same pool."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import pytest
+import torch
 
+from decoded.access import Access
 from protocol import messages as wire
 from tests.support.descriptors import num_descriptors
 from tests.unit.decoded.samples import CHUNK, EPOCH
@@ -90,6 +92,38 @@ def test_a_pool_that_cannot_be_mapped_is_refused_with_its_fault(
         await until(lambda: world.sessions[0].is_lost)
         world.desk.tick()
         assert world.desk.links.sessions == ()
+
+    play(scene)
+
+
+@pytest.mark.parametrize("way", ["pull", "direct"])
+def test_a_link_that_a_full_gpu_refuses_opens_once_there_is_room(
+    play: Play, monkeypatch: pytest.MonkeyPatch, way: Literal["pull", "direct"]
+) -> None:
+    """Neither the proof nor the engine finds memory at first; the daemon and its engine live on."""
+
+    def full(*_: object) -> NoReturn:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    async def scene(world: World) -> None:
+        world.access = Access(way=way, because="the test says so")
+        with monkeypatch.context() as patch:
+            if way == "pull":
+                patch.setattr("numpy.copyto", full)
+            else:
+                patch.setattr(world.turns, "set_peer", full)
+            prefilld = world.knock()
+            prefilld.hello()
+            await prefilld.until_received(wire.Welcome)
+            prefilld.map()
+            refuse = await prefilld.until_received(wire.Refuse)
+            assert isinstance(refuse, wire.Refuse)
+            assert refuse.code == "memory"
+            assert "the GPU's memory is full" in refuse.ours
+            await until(world.sessions[0].close_mapping)
+            world.desk.tick()
+        await world.linked()
+        assert world.sessions[-1].is_open
 
     play(scene)
 

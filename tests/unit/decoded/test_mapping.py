@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from decoded.lease_effects import BlockCopy
 from decoded.mapping import PeerPool, map_pool
 from protocol import messages as wire
 from shared.daemon.devices import CPU_DEVICE, Device
 from shared.kv.control_page import ControlPage
+from shared.kv.cuda_ipc import CudaIpcPool
+from shared.kv.cuda_runtime import CupyRuntime
 from shared.kv.errors import LayoutError, PoolMappingError
 from shared.kv.layout import KVLayout
 from shared.kv.memfd import MemfdPool
 from shared.kv.proof import write_pattern
+from tests.support.fake_cuda import FakeCuda, FakeGpus
 
 LAYOUT = KVLayout(
     num_blocks=99, num_layers=2, num_kv_heads=1, block_size=4, head_dim=4, dtype="float32"
@@ -179,3 +184,90 @@ def test_the_floor_is_what_is_configured_or_goes_by_the_path(
     else:
         assert isinstance(pool, wire.Refuse)
         assert pool.code == "slow-link"
+
+
+# --- too little memory --------------------------------------------------------------------------
+
+
+def mapped_pools() -> int:
+    """Return how often a pool is mapped into this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:kvpair-pool")
+
+
+@pytest.mark.parametrize("call", ["hashlib.sha256", "numpy.copyto"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
+        torch.AcceleratorError("CUDA error: out of memory"),
+    ],
+)
+def test_a_pool_that_there_is_no_room_to_prove_is_refused_and_unmapped(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
+) -> None:
+    """On a full GPU the proof is the first to need memory.
+
+    What the exception holds must not keep prefilld's pool from its successor.
+    """
+    num_mapped = mapped_pools()
+    with monkeypatch.context() as patch:
+        patch.setattr(call, raising(error))
+        refuse = map_pool(
+            peer.map_message(),
+            [os.dup(fd) for fd in peer.fds],
+            layout=LAYOUT,
+            device=CPU_DEVICE,
+            peer_device="cpu",
+            peer_driver="",
+            min_bandwidth_gb_s=None,
+        )
+    assert isinstance(refuse, wire.Refuse)
+    assert refuse.code == "memory"
+    assert "reading prefilld's pool failed with CUDA error 2" in refuse.ours
+    assert mapped_pools() == num_mapped
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "code"),
+    [
+        ("open_memory", 2, "memory"),
+        ("open_event", 2, "memory"),
+        ("view", 2, "memory"),
+        ("use_device", 1, "size"),
+    ],
+)
+def test_a_gpus_pool_that_there_is_no_room_to_map_is_refused(
+    monkeypatch: pytest.MonkeyPatch, peer: Peer, call: str, status: int, code: str
+) -> None:
+    """The daemon lives on, and nothing of the pool stays open."""
+    gpus = FakeGpus()
+    theirs, ours = FakeCuda(gpus), FakeCuda(gpus)
+    pool = CudaIpcPool.create(PEER_LAYOUT, device=0, num_events=2, runtime=theirs)
+    export = pool.export()
+    ours.fails[call] = status
+    monkeypatch.setattr(CupyRuntime, "load", classmethod(lambda _: ours))
+    refuse = map_pool(
+        peer.map_message(
+            pool_bytes=export.num_bytes,
+            offset=export.offset,
+            pool_handle=export.handle,
+            event_handles=list(export.event_handles),
+        ),
+        [os.dup(peer.fds[-1])],
+        layout=LAYOUT,
+        device=Device(name="GPU-a", index=0),
+        peer_device="GPU-a",
+        peer_driver="",
+        min_bandwidth_gb_s=None,
+    )
+    assert isinstance(refuse, wire.Refuse)
+    assert refuse.code == code
+    pool.close()
+    assert gpus.held_bytes == 0
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call

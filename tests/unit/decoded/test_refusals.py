@@ -9,6 +9,7 @@ from decoded.refusals import (
     descriptors_lost,
     foreign_backend,
     link_busy,
+    too_little_memory,
     too_slow,
     unmappable,
 )
@@ -42,6 +43,7 @@ def test_every_fault_of_a_mapping_has_a_code_and_a_cure(fault: MappingFault) -> 
         (descriptors_lost(), "fd-lost", "LimitNOFILE"),
         (foreign_backend(), "backend", "[pool] backend"),
         (unmappable("the pool has 3 bytes"), "size", "the pool has 3 bytes"),
+        (too_little_memory("7 bytes are free", gpu="GPU-a"), "memory", "free (on GPU-a)"),
         (too_slow(2.5, 0.123_456), "slow-link", "min_bandwidth_gb_s"),
     ],
 )

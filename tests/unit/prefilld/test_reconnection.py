@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from prefilld import reconnection
 from prefilld.reconnection import FIRST_PAUSE_S, MAX_PAUSE_S, keep_connected
+from shared.kv.cuda_status import cuda_error
 from tests.unit.shared.daemon.kit import run
 
 
@@ -20,7 +21,7 @@ class OverError(Exception):
 class Script:
     """Sessions that go as told, and the pauses behind them; the last one ends the loop."""
 
-    def __init__(self, *faults: str | None) -> None:
+    def __init__(self, *faults: str | Exception | None) -> None:
         self._faults = list(faults)
         self.pauses: list[float] = []
         self.num_told = 0
@@ -28,7 +29,10 @@ class Script:
     async def session(self) -> None:
         if not self._faults:
             raise OverError("enough")
-        if (fault := self._faults.pop(0)) is not None:
+        fault = self._faults.pop(0)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault is not None:
             raise ConnectionError(fault)
 
     def on_pause(self) -> None:
@@ -68,3 +72,10 @@ def test_pauses_grow_and_begin_anew_behind_a_link(monkeypatch: pytest.MonkeyPatc
     assert script.pauses[:2] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S]
     assert script.pauses[7:] == [MAX_PAUSE_S, FIRST_PAUSE_S, 2 * FIRST_PAUSE_S]
     assert script.num_told == len(script.pauses)
+
+
+def test_a_gpu_that_is_full_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing the proof may find no memory; prompts wait, and others let go of theirs."""
+    script = Script(cuda_error("writing the proof", 2), None)
+    (reason,) = script.play(monkeypatch)
+    assert reason == "writing the proof failed with CUDA error 2: the GPU's memory is full"

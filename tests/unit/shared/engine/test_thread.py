@@ -11,7 +11,7 @@ import torch
 
 from shared.engine.thread import EngineThread
 from shared.kv.cuda_status import cuda_error
-from shared.kv.errors import GpuFatalError
+from shared.kv.errors import GpuFatalError, GpuMemoryError
 
 
 def fail() -> None:
@@ -78,6 +78,24 @@ def test_a_lost_gpu_has_one_name_whatever_library_tells_of_it() -> None:
         return lost.value.__cause__
 
     assert type(asyncio.run(main())).__name__ == "Foreign"
+
+
+def test_full_memory_has_its_name_too() -> None:
+    """Whoever waits for the call may live on, and can say why it was not done."""
+
+    async def main() -> None:
+        engine = EngineThread(num_threads=1)
+
+        def step() -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+        try:
+            await engine.run(step)
+        finally:
+            await engine.stop()
+
+    with pytest.raises(GpuMemoryError, match="the engine failed with CUDA error 2: the GPU's mem"):
+        asyncio.run(main())
 
 
 @pytest.mark.parametrize("error", [cuda_error("aCall", 719), RuntimeError("a shape is wrong")])

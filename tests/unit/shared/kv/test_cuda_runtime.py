@@ -10,7 +10,7 @@ import torch
 
 from shared.kv.cuda_driver import CudaDriver
 from shared.kv.cuda_runtime import CupyRuntime, Memory, cupy_hint
-from shared.kv.errors import CudaCallError, CudaUnavailableError, GpuFatalError
+from shared.kv.errors import CudaCallError, CudaUnavailableError, GpuFatalError, GpuMemoryError
 
 
 class CUDARuntimeError(RuntimeError):
@@ -102,7 +102,7 @@ def test_every_call_reaches_cupy_with_the_flags_that_ipc_needs(
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(700, GpuFatalError), (217, CudaUnavailableError), (2, CudaCallError)],
+    [(700, GpuFatalError), (217, CudaUnavailableError), (2, GpuMemoryError)],
 )
 def test_cupys_errors_become_ours_with_the_calls_name(
     cupy: Cupy, runtime: CupyRuntime, status: int, error: type[CudaCallError]

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from shared.errors import EnvironmentUnsupportedError, ExitCode
-from shared.kv.cuda_status import FATAL, NOT_READY_YET, OTHERS, SET_UP, as_fatal, cuda_error
+from shared.kv.cuda_status import (
+    FATAL,
+    NOT_READY_YET,
+    OTHERS,
+    SET_UP,
+    SHORTAGES,
+    as_fatal,
+    cuda_error,
+)
 from shared.kv.errors import (
     CudaCallError,
     CudaNotReadyError,
@@ -64,7 +72,7 @@ def test_an_unknown_status_is_told_in_the_librarys_words() -> None:
 
 def test_no_status_is_in_two_tables() -> None:
     """Which one counts would hang on their order."""
-    tables = FATAL, SET_UP, NOT_READY_YET, OTHERS
+    tables = FATAL, SET_UP, NOT_READY_YET, SHORTAGES, OTHERS
     assert len(set().union(*tables)) == sum(map(len, tables))
 
 

@@ -33,6 +33,7 @@ def test_only_what_a_user_can_mend_is_told_as_a_users_error() -> None:
     assert told == {
         "CudaNotReadyError",
         "CudaUnavailableError",
+        "GpuMemoryError",
         "LayoutError",
         "PoolAllocationError",
         "PoolShortageError",

@@ -212,12 +212,17 @@ def test_a_failure_anywhere_ends_the_daemon_with_one(run: Run, body: str) -> Non
     assert "Traceback" in failed["exception"]
 
 
-def test_a_lost_gpu_ends_the_daemon_by_its_name(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("status", "meaning"), [(719, "a kernel failed"), (2, "the GPU's memory is full")]
+)
+def test_a_gpu_that_is_lost_or_full_ends_the_daemon_by_its_name(
+    run: Run, status: int, meaning: str
+) -> None:
     """What a library says of it sends its reader after that library; the status is the GPU's."""
     body = (
         "from shared.engine.thread import EngineThread\n"
         "engine = EngineThread(num_threads=1)\n"
-        "class Foreign(RuntimeError):\n    error_code = 719\n"
+        f"class Foreign(RuntimeError):\n    error_code = {status}\n"
         "def step():\n    raise Foreign('set CUDA_LAUNCH_BLOCKING')\n"
         "service.spawn(engine.run(step), name='decode')\nawait asyncio.Event().wait()"
     )
@@ -225,7 +230,7 @@ def test_a_lost_gpu_ends_the_daemon_by_its_name(run: Run) -> None:
         code, lines = run(body).end()
     assert code == 1, "which its supervisor restarts"
     (failed,) = [line for line in lines if line["event"] == "daemon.failed"]
-    assert failed["error"] == "the engine failed with CUDA error 719: a kernel failed"
+    assert failed["error"] == f"the engine failed with CUDA error {status}: {meaning}"
     assert "CUDA_LAUNCH_BLOCKING" in failed["exception"]
 
 
