@@ -25,7 +25,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\r")
 
 
 class Terminal:
-    """A child that believes to be alone with a user.
+    """A child that believes to be alone with a user; started where the context begins.
 
     Args:
         argv: Program and arguments.
@@ -33,6 +33,11 @@ class Terminal:
     """
 
     def __init__(self, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._argv, self._environ = argv, {**environ, "TERM": "xterm"}
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._shown = ""
+
+    def __enter__(self) -> Self:
         self._keys, screen = pty.openpty()
 
         def own_terminal() -> None:
@@ -40,18 +45,14 @@ class Terminal:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
         self._process = subprocess.Popen(
-            argv,
+            self._argv,
             stdin=screen,
             stdout=screen,
             stderr=screen,
-            env={**environ, "TERM": "xterm"},
+            env=self._environ,
             preexec_fn=own_terminal,  # noqa: PLW1509 - this process has no other thread that matters
         )
         os.close(screen)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._shown = ""
-
-    def __enter__(self) -> Self:
         return self
 
     def __exit__(
