@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,10 @@ Figures = dict[str, float]
 def hardware() -> str:
     """Describe the machine in words."""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"{len(names)} x {names[0] if names else 'GPU'}, torch {torch.__version__}"
+    described = f"{len(names)} x {names[0] if names else 'GPU'}, torch {torch.__version__}"
+    with suppress(metadata.PackageNotFoundError):  # it may be chosen where it is installed
+        described += f", flash-attn-4 {metadata.version('flash-attn-4')}"
+    return described
 
 
 def gather(figures: Figures, path: Path, *, program: str, commit: str) -> None:
