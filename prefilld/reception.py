@@ -78,7 +78,7 @@ class Reception:
         self._quick_turn = asyncio.Lock()
         """Whose turn it is to be judged on the loop: one in each of its rounds, so that between two
         requests of a crowd it looks at its sockets, where a hand-over may wait."""
-        self._judging_since_s: list[float] = []
+        self._judging_since_s: dict[Client, float] = {}
         """When each request came that is being judged, or waits to be, on the monotonic clock."""
 
     @property
@@ -89,15 +89,15 @@ class Reception:
     @property
     def judging_since_s(self) -> list[float]:
         """When each request came that is being judged, or waits to be, on the monotonic clock."""
-        return list(self._judging_since_s)
+        return list(self._judging_since_s.values())
 
     async def generate(self, client: Client, message: wire.Generate) -> None:
         """Judge a request and queue it; every failure is told to its client."""
         arrived_ns = self._service.clock.monotonic_ns()
         try:
             self._refuse_poisoned(message)
-            prompt = await self._judge(self._admission.judge, message)
-            if client.is_open:  # else it went away meanwhile
+            prompt = await self._judge(client, self._admission.judge, message)
+            if prompt is not None:
                 self._accept(client, prompt, message.id or secrets.token_hex(8), arrived_ns)
         except RequestError as error:
             self._serving.fail(client, error, request_id=message.id)
@@ -105,7 +105,9 @@ class Reception:
     async def check(self, client: Client, message: wire.Check) -> None:
         """Judge a request without running it."""
         try:
-            client.finish(await self._judge(self._admission.check, message))
+            checked = await self._judge(client, self._admission.check, message)
+            if checked is not None:
+                client.finish(checked)
         except RequestError as error:
             self._serving.fail(client, error)
 
@@ -129,24 +131,29 @@ class Reception:
         """End the thread; a judgement that has not begun is dropped."""
         self._judges.shutdown(wait=False, cancel_futures=True)
 
-    async def _judge(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
+    async def _judge(self, client: Client, judge: Callable[[Q, Bounds], A], message: Q) -> A | None:
+        """Judge a message; return None where its client has gone away meanwhile."""
         if self._turns_away():
             raise RequestError(
                 "draining", "prefilld is shutting down; its successor will answer", retryable=True
             )
-        if len(self._judging_since_s) + self._serving.num_waiting >= self._max_waiting:
+        num_judging = sum(each.is_open for each in self._judging_since_s)  # not who has left
+        if num_judging + self._serving.num_waiting >= self._max_waiting:
             raise self._busy()
-        came_s = self._service.clock.monotonic_ns() / NS_PER_S
-        self._judging_since_s.append(came_s)
+        self._judging_since_s[client] = self._service.clock.monotonic_ns() / NS_PER_S
         try:
             # Behind one that takes long, even a quick one waits: nobody is overtaken.
             if self._num_on_thread or not self._admission.is_quick(message):
-                return await self._judge_on_thread(judge, message)
+                judged = await self._judge_on_thread(judge, message)
+                return judged if client.is_open else None
             await self._quick_turn.acquire()
+            if not client.is_open:  # a crowd that left takes no rounds
+                self._quick_turn.release()
+                return None
             asyncio.get_running_loop().call_soon(self._quick_turn.release)
             return judge(message, self._bounds())
         finally:
-            self._judging_since_s.remove(came_s)
+            del self._judging_since_s[client]
 
     async def _judge_on_thread(self, judge: Callable[[Q, Bounds], A], message: Q) -> A:
         loop = asyncio.get_running_loop()

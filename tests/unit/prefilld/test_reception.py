@@ -194,6 +194,27 @@ def test_a_crowd_of_quick_requests_lets_others_have_their_turn(play: Play) -> No
     play(scene)
 
 
+def test_a_crowd_that_left_keeps_nobody_out(play: Play) -> None:
+    """Who asks and hangs up waits for nothing; the next one is not told that the queue is full."""
+
+    async def scene(world: World) -> None:
+        reception = world.reception
+        await reception._quick_turn.acquire()
+        users = [world.ask(wire.Generate(prompt=[1])) for _ in range(3)]
+        await until(lambda: len(reception.judging_since_s) == len(users))
+        for user in users:
+            user.socket.close()
+        await until(lambda: not any(client.is_open for client in reception._judging_since_s))
+        late = world.ask(wire.Generate(prompt=[1]))
+        await until(lambda: len(reception.judging_since_s) > len(users))
+        reception._quick_turn.release()
+        await late.until_received(wire.Accepted)
+        await until(lambda: reception.is_idle)
+        assert world.serving.num_waiting == 1
+
+    play(scene, prefilld__max_waiting=3)
+
+
 def test_requests_that_are_being_judged_count_as_waiting(play: Play) -> None:
     """Otherwise a burst would be tokenised without bound before the queue is looked at."""
 
