@@ -20,6 +20,7 @@ from shared.clock import NS_PER_S
 from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import Door
+from shared.daemon.quiet import QuietTime
 from shared.daemon.watched import watched
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
@@ -104,6 +105,7 @@ class Decoded:
 
     async def _sweep(self, parts: Parts) -> None:
         """Look at every deadline, for ever."""
+        quiet = QuietTime()
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = self._service.clock.monotonic_ns() / NS_PER_S
@@ -112,7 +114,7 @@ class Decoded:
             for visitor in tuple(self._visitors):
                 if visitor.is_stalled(now_s, self._service.config.limits.client_stall_timeout_s):
                     visitor.close()
-            if parts.book.is_idle:
+            if quiet.is_over(is_idle=parts.is_idle, now_s=now_s):
                 for books in filter(None, (parts.allocator, parts.arena)):
                     books.check_integrity()
             has_link = any(session.is_open for session in parts.desk.links.sessions)

@@ -16,6 +16,7 @@ from protocol.limits import EPOCH_BYTES
 from shared.clock import NS_PER_S
 from shared.daemon.garbage import freeze_startup_objects
 from shared.daemon.listening import Door
+from shared.daemon.quiet import QuietTime
 from shared.daemon.watched import watched
 from shared.engine.thread import EngineThread
 from shared.service.frame import DaemonState, Service
@@ -154,6 +155,7 @@ class Prefilld:
 
     async def _sweep(self, parts: Parts) -> None:
         """Look at every deadline, for ever."""
+        quiet = QuietTime()
         while True:
             await asyncio.sleep(SWEEP_S)
             stall_s = self._service.config.limits.client_stall_timeout_s
@@ -166,7 +168,7 @@ class Prefilld:
                 if client.is_stalled(now_s, stall_s):
                     self._service.log.warning("client.stalled", timeout_s=stall_s)
                     client.close()
-            if parts.is_idle:
+            if quiet.is_over(is_idle=parts.is_idle, now_s=now_s):
                 parts.holds.check_integrity()
 
     # --- clients -----------------------------------------------------------------------------

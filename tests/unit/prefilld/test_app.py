@@ -25,7 +25,9 @@ from shared.daemon.devices import CPU_DEVICE
 from shared.daemon.instance import this_instance
 from shared.daemon.listening import open_listener
 from shared.daemon.model_host import ModelHost
+from shared.daemon.quiet import QUIET_S
 from shared.engine.thread import EngineThread
+from shared.kv.allocator import BlockState
 from tests.unit.prefilld.recorders import Link
 from tests.unit.prefilld.world import User
 from tests.unit.protocol.recorder import Recorder
@@ -393,5 +395,24 @@ def test_a_daemon_that_fails_does_not_call_it_draining(play: Play) -> None:
         await user.until_received(wire.Tokens)
         app.daemon.close()
         assert (await user.error()).code == "internal"
+
+    play(scene)
+
+
+def test_books_that_contradict_each_other_end_an_idle_daemon(play: Play) -> None:
+    """Whatever broke them, the next answer might be somebody else's."""
+
+    async def scene(app: App) -> None:
+        await app.loaded()
+        assert app.daemon._parts is not None
+        app.daemon._parts.allocator._num[BlockState.ACTIVE] += 1
+        app.daemon._parts.allocator._is_checked = False
+
+        def failures_in_time() -> list[BaseException]:
+            app.service.clock.advance(QUIET_S)
+            return app.service.failures
+
+        await until(failures_in_time)
+        assert "the books say" in str(app.service.failures.pop())
 
     play(scene)
