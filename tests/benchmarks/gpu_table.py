@@ -34,11 +34,23 @@ class Row:
 
 ROWS = (
     Row(
-        "hand-over cost after 512 / 4,000 / 16,000 tokens, ms",
-        ("handover_ms_512", "handover_ms_4000", "handover_ms_16000"),
-        "0.6 / 0.9 / 1.1",
-        "18 / 24 / 51; none on one GPU",
-        "0.2 / 0.6 / 0.6",
+        "hand-over cost after 512 / 4,000 / 16,000 / 64,000 tokens, ms",
+        ("handover_ms_512", "handover_ms_4000", "handover_ms_16000", "handover_ms_64000"),
+        "0.6 / 0.9 / 1.1 / -",
+        "18 / 24 / 51 / -; none on one GPU",
+        "0.2 / 0.6 / 0.6 / -",
+    ),
+    Row(
+        "the same on one GPU, direct, ms",
+        (
+            "direct_handover_ms_512",
+            "direct_handover_ms_4000",
+            "direct_handover_ms_16000",
+            "direct_handover_ms_64000",
+        ),
+        "0.5 whatever the length",
+        "-",
+        "socket",
     ),
     Row(
         "first token to second at the client, ms",
@@ -53,13 +65,6 @@ ROWS = (
         "- / 1",
         "-",
         "3.3 / 0.63",
-    ),
-    Row(
-        "one GPU, direct: hand-over after 4,000 / 64,000 tokens, ms",
-        ("direct_handover_ms_4000", "direct_handover_ms_64000"),
-        "0.5 / 0.5",
-        "-",
-        "socket",
     ),
     Row(
         "pull over NVLink, GB/s: alone / beside decoding",
