@@ -79,7 +79,14 @@ def connect_unix(path: str | Path) -> socket.socket:
     """
     path = str(path)
     check_path(path)
-    sock = new_socket()
+    try:
+        sock = new_socket()
+    except OSError as error:
+        raise UnixSocketError(
+            f"cannot connect to {path}: {(error.strerror or str(error)).lower()}; ask for less at "
+            "a time, or raise the limit (`ulimit -n`)",
+            path=path,
+        ) from error
     try:
         sock.connect(path)
     except OSError as error:

@@ -99,6 +99,7 @@ class ClientProcesses:
         self._processes: list[BaseProcess] = []
         self._orders: list[Connection] = []
         self._reports: list[Connection] = []
+        self._is_sending_jobs = self._is_cancelled = False
 
     def __enter__(self) -> Self:
         try:
@@ -162,6 +163,7 @@ class ClientProcesses:
         """
         begin_ns = time.monotonic_ns() + round(LEAD_S * NS_PER_S)
         num_shares = min(self._num_processes, concurrency)
+        self._is_sending_jobs = True
         for index in range(num_shares):
             job = _Job(
                 asks=asks[index::num_shares],
@@ -170,6 +172,9 @@ class ClientProcesses:
                 is_open=is_open,
             )
             self._send(index, job)
+        self._is_sending_jobs = False
+        if self._is_cancelled:  # before, which went by who had no job yet
+            self.cancel()
         running, busy, is_out_of_time = self._reports[:num_shares], 0.0, False
         deadline_s = time.monotonic() + time_limit_s
         while running:
@@ -192,8 +197,12 @@ class ClientProcesses:
     def cancel(self) -> None:
         """Cut what runs and send nothing more; `run` returns soon.
 
-        A signal's handler may call it: an order so short is written at once or not at all.
+        A signal's handler may call it: an order so short is written at once or not at all, and
+        never into the middle of a job, which may be long.
         """
+        self._is_cancelled = True
+        if self._is_sending_jobs:
+            return
         for index in range(len(self._orders)):
             self._send(index, _Sign.STOP)
 
@@ -228,7 +237,7 @@ def _interrupts_blocked() -> Iterator[None]:
 def _receive(connection: Connection) -> object:
     try:
         return connection.recv()
-    except EOFError as error:
+    except (EOFError, OSError) as error:  # the latter in the middle of a report
         raise KvpairError("a process of clients has died", hint="its stderr says why") from error
 
 

@@ -16,7 +16,7 @@ from shared.cli.bench_processes import ClientProcesses, Run, num_processes_for
 from shared.cli.bench_view import Told
 from shared.cli.pair import decoded_socket
 from shared.cli.progress import progress_bar
-from shared.errors import DaemonBusyError, DaemonUnavailableError, ExitCode, KvpairError
+from shared.errors import DaemonBusyError, DaemonUnavailableError, ExitCode, KvpairError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,10 +51,13 @@ def look(socket: Path) -> Target:
 
     Raises:
         UnixSocketError: A daemon cannot be reached.
+        UsageError: It is not prefilld's.
         DaemonBusyError: They do not serve.
         KvpairError: prefilld is of a version that does not tell what this needs.
     """
     prefilld = Client(socket, timeout_s=ANSWER_TIMEOUT_S).status()
+    if "decoded_socket" not in prefilld:  # which decoded does not tell
+        raise UsageError(f"it is not prefilld that listens on {socket}; name prefilld's socket")
     if prefilld.get("state") != "serving":
         raise DaemonBusyError(
             f"prefilld does not serve, it is {prefilld.get('state')}",

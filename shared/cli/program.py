@@ -7,6 +7,7 @@ wire's client.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -40,6 +41,9 @@ COMMANDS: dict[str, str] = {
 
 BUSY_CODES = frozenset({"busy", "draining"})
 """Codes of ERROR frames that say: not now."""
+
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""How a file, or a terminal that is gone, takes no more."""
 
 
 class LazyGroup(click.Group):
@@ -79,12 +83,23 @@ def run(argv: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # the reader of our stdout has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return ExitCode.FAILED
     except (KvpairError, ProtocolError, RequestError) as error:
         click.echo(f"kvpair: {' '.join(str(error).split())}", err=True)
         return exit_code(error)
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        _give_up_stdout()
+        click.echo(f"kvpair: cannot write what was asked for: {error.strerror}", err=True)
+        return ExitCode.FAILED
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _give_up_stdout() -> None:
+    """Let what is still buffered go nowhere: Python would fail once more to write it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_code(error: KvpairError | ProtocolError | RequestError) -> ExitCode:

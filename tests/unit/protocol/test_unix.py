@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -159,3 +160,15 @@ def test_what_is_no_path_is_refused(path: str) -> None:
         check_path(path)
     assert isinstance(caught.value, UnixSocketError | OSError)
     assert caught.value.path == path
+
+
+def test_a_process_that_may_open_no_more_is_told_so(tmp_path: Path) -> None:
+    """Whoever asks for much at a time meets it; it is no fault of the daemon's."""
+    with listening(tmp_path / "d.sock"):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            with pytest.raises(UnixSocketError, match="too many open files; ask for less at a"):
+                connect_unix(tmp_path / "d.sock")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -47,7 +47,7 @@ class Prefilld:
     def __init__(self, **status: object) -> None:
         self.status = {
             "state": "serving", "version": "1.2.3", "model": "m", "device": "cuda:0",
-            "fingerprint": "f", "vocab_size": VOCAB_SIZE,
+            "fingerprint": "f", "vocab_size": VOCAB_SIZE, "decoded_socket": None,
         } | status  # fmt: skip
         self.fits = True
         self.asked: list[Generate] = []
@@ -346,6 +346,14 @@ def test_an_older_daemon_is_named(serve: Serve, kvpair: Kvpair) -> None:
     code, _, errors = kvpair("bench")
     assert code == 1
     assert "prefilld, version 1.2.3, does not tell its vocabulary; restart both" in errors
+
+
+def test_decoded_is_not_taken_for_prefilld(serve: Serve, kvpair: Kvpair, socket_path: Path) -> None:
+    """Their sockets lie side by side, and their STATUS looks alike."""
+    serve(decoded)
+    code, output, errors = kvpair("bench")
+    assert (code, output) == (2, "")
+    assert f"it is not prefilld that listens on {socket_path}" in errors
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
 import threading
 from contextlib import suppress
@@ -92,6 +94,40 @@ def test_a_process_that_dies_ends_the_run(serve: Serve, socket_path: Path) -> No
         with pytest.raises(KvpairError, match="a process of clients has died"):
             processes.run(ASKS[:1], concurrency=1, is_open=False, time_limit_s=60, on_heard=print)
         killer.join()
+
+
+def test_what_is_cancelled_while_its_jobs_are_sent_asks_nothing_for_long(
+    serve: Serve, socket_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An order to stop before the job would be passed over, one in its middle would tear it."""
+    serve(answer)
+    asks = [Ask(num_prompt_tokens=4, num_tokens=2, seed=1, start_s=3600)]
+    with ClientProcesses(socket_path, vocab_size=100, num_processes=1) as processes:
+        send = processes._orders[0].send
+
+        def interrupted_send(order: object) -> None:
+            monkeypatch.undo()
+            processes.cancel()
+            send(order)
+
+        monkeypatch.setattr(processes._orders[0], "send", interrupted_send)
+        heard: list[Heard] = []
+        run = processes.run(
+            asks, concurrency=1, is_open=True, time_limit_s=30, on_heard=heard.append
+        )
+    assert not run.is_out_of_time
+    assert heard == []
+
+
+def test_a_process_that_dies_in_the_middle_of_a_report_is_named(socket_path: Path) -> None:
+    with ClientProcesses(socket_path, vocab_size=100, num_processes=1) as processes:
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        os.write(writer.fileno(), (1000).to_bytes(4, "big") + b"only the beginning")
+        writer.close()
+        processes._reports[0].close()
+        processes._reports[0] = reader
+        with pytest.raises(KvpairError, match="a process of clients has died"):
+            processes.run(ASKS[:1], concurrency=1, is_open=False, time_limit_s=60, on_heard=print)
 
 
 def test_ctrl_c_is_the_commands_alone_to_understand(socket_path: Path) -> None:

@@ -69,6 +69,40 @@ def test_version_is_one_line(kvpair: Kvpair) -> None:
     assert kvpair("--version") == (0, f"kvpair {__version__}\n", "")
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["config"]])
+def test_a_full_disk_is_named_in_one_line(kvpair: Kvpair, arguments: list[str]) -> None:
+    """A measurement's figures were asked for, not a traceback."""
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", "from shared.cli.main import main; main()", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=kvpair.environ,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert result.returncode == ExitCode.FAILED
+    assert result.stderr == "kvpair: cannot write what was asked for: No space left on device\n"
+
+
+def test_standard_streams_that_were_closed_lead_nowhere(kvpair: Kvpair) -> None:
+    """Else the next socket would have a number at which child processes write messages."""
+    code = (
+        "from shared.cli.main import main\n"
+        "import os\n"
+        "for fd in (0, 1, 2): os.close(fd)\n"
+        "import sys; sys.stdin = sys.stdout = sys.stderr = None\n"
+        "try: main(['--version'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert {os.readlink(f'/proc/self/fd/{fd}') for fd in (0, 1, 2)} == {os.devnull}\n"
+        "assert all(os.get_inheritable(fd) for fd in (0, 1, 2))\n"
+        "print('heard by nobody', file=sys.stderr)\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], env=kvpair.environ, timeout=60)  # noqa: PLW1510  its code is looked at
+    assert process.returncode == 0
+
+
 def test_help_lists_every_command(kvpair: Kvpair) -> None:
     code, output, _ = kvpair("--help")
     assert code == 0
