@@ -107,7 +107,7 @@ def _explain_connect(error: OSError, path: str) -> UnixSocketError:
                 path=path,
             )
         case errno.ECONNREFUSED:
-            if not _is_socket(path):
+            if _is_something_else(path):
                 return SocketPathError(f"{path} is not a socket", path=path)
             return NotListeningError(
                 f"nobody listens on {path}; its daemon is not running: start it (`kvpair up`), or "
@@ -128,9 +128,10 @@ def _explain_connect(error: OSError, path: str) -> UnixSocketError:
             return UnixSocketError(f"cannot connect to {path}: {error.strerror}", path=path)
 
 
-def _is_socket(path: str) -> bool:
+def _is_something_else(path: str) -> bool:
+    """Whether what lies at a path is no socket; one that ended a moment ago may be gone by now."""
     with suppress(OSError):
-        return stat.S_ISSOCK(os.stat(path).st_mode)
+        return not stat.S_ISSOCK(os.stat(path).st_mode)
     return False
 
 

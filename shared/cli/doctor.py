@@ -78,6 +78,9 @@ def _machine(config: Config) -> Iterator[Finding]:
     yield machine.check_pid_namespace()
     yield machine.check_limits()
     yield from gpu.check_gpus(config)
+    attention = machine.check_attention(config.prefilld.attention, config.prefilld.device)
+    if attention is not None:
+        yield attention
 
 
 def _pair(config: Config) -> Iterator[Finding]:

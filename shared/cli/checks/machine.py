@@ -7,10 +7,11 @@ import importlib.metadata
 import os
 import platform
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shared.cli.checks.finding import Finding, fail, ok, warn
+from shared.config.devices import CPU
 from shared.kv.memory import available_bytes
 from shared.version import __version__
 
@@ -47,6 +48,31 @@ def check_software(installed: Mapping[str, str | None] | None = None) -> Finding
         )
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     return ok("software", f"kvpair {__version__}, Python {platform.python_version()}, {named}")
+
+
+def check_attention(
+    name: str, device: str, *, is_installed: Callable[[str], bool] | None = None
+) -> Finding | None:
+    """Look for the library that is to compute attention; None where none is asked for by name.
+
+    Args:
+        name: `prefilld.attention`.
+        device: prefilld's.
+        is_installed: Whether there is a package; None asks the interpreter.
+    """
+    if name in {"auto", "torch"}:
+        return None
+    is_there = _is_installed if is_installed is None else is_installed
+    cure = "set prefilld.attention to auto, which takes what there is"
+    if device == CPU:
+        return fail("attention", f"{name} is for GPUs, and prefilld is on the CPU", cure=cure)
+    if not is_there(name):
+        return fail("attention", f"{name} is not installed", cure=f"install it, or {cure}")
+    return ok("attention", f"{name}; prefilld tries it when it starts")
+
+
+def _is_installed(package: str) -> bool:
+    return _versions([package])[package] is not None
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str | None]:

@@ -172,3 +172,19 @@ def test_a_process_that_may_open_no_more_is_told_so(tmp_path: Path) -> None:
                 connect_unix(tmp_path / "d.sock")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_socket_that_is_removed_while_it_refuses_is_one_to_come_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that ends closes it first; a client that resumes must not take it for a file."""
+    path = tmp_path / "d.sock"
+    listening(path).close()
+
+    def gone(_path: str) -> os.stat_result:
+        raise FileNotFoundError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("protocol.unix.os.stat", gone)
+        with pytest.raises(NotListeningError, match="its daemon is not running"):
+            connect_unix(path)

@@ -79,3 +79,21 @@ def test_memory_is_compared_with_what_the_pair_takes(available: int, verdict: Ve
     finding = machine.check_memory(prefilld_bytes=2 * GIB, decoded_bytes=GIB, available=available)
     assert finding.verdict is verdict
     assert "takes up to 3.0 GiB" in finding.text
+
+
+def test_a_library_of_attention_that_cannot_be_used_is_told_before_a_start() -> None:
+    """The daemon would refuse to start with it."""
+    on_cpu = machine.check_attention("flash-attn-4", "cpu")
+    missing = machine.check_attention("flash-attn-4", "cuda:0", is_installed=lambda _: False)
+    there = machine.check_attention("flash-attn-4", "cuda:0", is_installed=lambda _: True)
+    assert on_cpu is not None
+    assert missing is not None
+    assert there is not None
+    assert [each.verdict for each in (on_cpu, missing, there)] == ["fail", "fail", "ok"]
+    assert on_cpu.text == "flash-attn-4 is for GPUs, and prefilld is on the CPU"
+    assert missing.text == "flash-attn-4 is not installed"
+
+
+@pytest.mark.parametrize("name", ["auto", "torch"])
+def test_attention_that_needs_no_library_is_not_looked_at(name: str) -> None:
+    assert machine.check_attention(name, "cpu") is None
