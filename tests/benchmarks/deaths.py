@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.clock import NS_PER_S
+from shared.clock import NS_PER_MS, NS_PER_S
 from shared.errors import ExitCode
 from tests.benchmarks.stream_clients import Ask, Clients, Heard
 from tests.support.footprint import gpu_free_bytes
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 Figures = dict[str, float]
 
-NS_PER_MS = 1_000_000
 GIB = 1 << 30
 
 NUM_STREAMS = 16
