@@ -20,9 +20,6 @@ from shared.config.paths import client_socket
 from shared.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shared.cli.bench_stream import Failure
     from shared.cli.bench_view import Told
 
 DEFAULT_REQUESTS, DEFAULT_CONCURRENCY, DEFAULT_WARMUP = 24, 4, 4
@@ -195,10 +192,9 @@ def _print_table(told: Told) -> None:
 
 def _exit_code(told: Told) -> ExitCode:
     """Return how the command ends; where nothing was answered, as a single request would have."""
-    failures: Sequence[Failure] = told.failures
     if told.stopped_by == "interrupt":
         return ExitCode.INTERRUPTED
     if not told.figures.num_completed:
-        codes = {failure.exit_code for failure in failures}
+        codes = {failure.exit_code for failure in told.failures}
         return codes.pop() if len(codes) == 1 else ExitCode.FAILED
-    return ExitCode.FAILED if failures else ExitCode.OK
+    return ExitCode.FAILED if told.failures else ExitCode.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,36 @@ def test_a_process_that_dies_ends_the_run(serve: Serve, socket_path: Path) -> No
         with pytest.raises(KvpairError, match="a process of clients has died"):
             processes.run(ASKS[:1], concurrency=1, is_open=False, time_limit_s=60, on_heard=print)
         killer.join()
+
+
+@pytest.mark.parametrize("cancelled", ["before", "amid the orders"])
+def test_what_is_cancelled_before_it_runs_asks_nothing_more(
+    serve: Serve, socket_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: str
+) -> None:
+    """Ctrl-C may come while a long load is drawn or given out, and counts then as it does later."""
+    serve(answer)
+    heard: list[Heard] = []
+    with (
+        ClientProcesses(socket_path, vocab_size=100, num_processes=2) as processes,
+        monkeypatch.context() as patch,
+    ):
+        send = processes._orders[0].send
+
+        def interrupted_send(order: object) -> None:
+            patch.undo()
+            processes.cancel()
+            send(order)
+
+        if cancelled == "before":
+            processes.cancel()
+        else:
+            patch.setattr(processes._orders[0], "send", interrupted_send)
+        asks = [replace(ask, start_s=3600.0) for ask in ASKS]
+        run = processes.run(
+            asks, concurrency=2, is_open=True, time_limit_s=20, on_heard=heard.append
+        )
+    assert heard == []
+    assert not run.is_out_of_time
 
 
 def test_ctrl_c_is_the_commands_alone_to_understand(socket_path: Path) -> None:
