@@ -197,8 +197,8 @@ class ClientProcesses:
     def cancel(self) -> None:
         """Cut what runs and send nothing more; `run` returns soon, also where it is still to come.
 
-        A signal's handler may call it: an order so short is written at once or not at all.  It may
-        come amid a long one, though, and then the rest of that goes first.
+        A signal's handler may call it: an order so short is written at once or not at all.  While
+        longer ones are given out it waits for their end, and would else be lost or torn.
         """
         self._is_cancelled = True
         if not self._is_ordering:
