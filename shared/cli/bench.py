@@ -110,7 +110,8 @@ TOKENS = TokenSpan(1, MAX_TOKENS)
     type=Number(0, MAX_TIME_LIMIT_S, min_open=True),
     default=DEFAULT_TIME_LIMIT_S,
     metavar="SECONDS",
-    help=f"Cut what still runs then, and show what came [{DEFAULT_TIME_LIMIT_S:g}].",
+    help=f"Cut what still runs then, warm-up included, and show what came "
+    f"[{DEFAULT_TIME_LIMIT_S:g}].",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 @socket_option
