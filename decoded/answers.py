@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocol import messages as wire
+from shared.clock import NS_PER_MS
 
 if TYPE_CHECKING:
     from decoded.sequence import Sequence
 
-NS_PER_MS = 1_000_000
 US_PER_MS = 1_000
 
 

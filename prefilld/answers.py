@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol import messages as wire
+from shared.clock import NS_PER_MS
 
 if TYPE_CHECKING:
     from prefilld.request import Request
     from shared.model.answer import Piece
-
-NS_PER_MS = 1_000_000
 
 
 def piece_message(piece: Piece, logprobs: list[wire.TokenLogprob] | None = None) -> wire.Tokens:

@@ -142,7 +142,7 @@ class Reception:
             raise self._busy()
         self._judging_since_s[client] = self._service.clock.monotonic_ns() / NS_PER_S
         try:
-            # Behind one that takes long, even a quick one waits: nobody is overtaken.
+            # A quick one waits behind those that take long, and so overtakes none of them.
             if self._num_on_thread or not self._admission.is_quick(message):
                 judged = await self._judge_on_thread(judge, message)
                 return judged if client.is_open else None

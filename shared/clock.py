@@ -10,6 +10,7 @@ import time
 from typing import Protocol
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 
 

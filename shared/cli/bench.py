@@ -20,9 +20,6 @@ from shared.config.paths import client_socket
 from shared.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from shared.cli.bench_stream import Failure
     from shared.cli.bench_view import Told
 
 DEFAULT_REQUESTS, DEFAULT_CONCURRENCY, DEFAULT_WARMUP = 24, 4, 4
@@ -113,7 +110,8 @@ TOKENS = TokenSpan(1, MAX_TOKENS)
     type=Number(0, MAX_TIME_LIMIT_S, min_open=True),
     default=DEFAULT_TIME_LIMIT_S,
     metavar="SECONDS",
-    help=f"Cut what still runs then, and show what came [{DEFAULT_TIME_LIMIT_S:g}].",
+    help=f"Cut what still runs then, warm-up included, and show what came "
+    f"[{DEFAULT_TIME_LIMIT_S:g}].",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print one JSON object.")
 @socket_option
@@ -195,10 +193,9 @@ def _print_table(told: Told) -> None:
 
 def _exit_code(told: Told) -> ExitCode:
     """Return how the command ends; where nothing was answered, as a single request would have."""
-    failures: Sequence[Failure] = told.failures
     if told.stopped_by == "interrupt":
         return ExitCode.INTERRUPTED
     if not told.figures.num_completed:
-        codes = {failure.exit_code for failure in failures}
+        codes = {failure.exit_code for failure in told.failures}
         return codes.pop() if len(codes) == 1 else ExitCode.FAILED
-    return ExitCode.FAILED if failures else ExitCode.OK
+    return ExitCode.FAILED if told.failures else ExitCode.OK

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shared.cli.bench_stream import NS_PER_MS
-from shared.clock import NS_PER_S
+from shared.clock import NS_PER_MS, NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -129,7 +128,7 @@ def figures_of(all_heard: Sequence[Heard], slo: Slo) -> Figures:
         output_tokens=sum(len(each.token_ns) for each in begun),
         max_concurrent_requests=_max_concurrent(begun),
         num_good=sum(_is_good(each, slo) for each in whole) if slo.is_asked else None,
-        ttft=Spread.of(_ttft_ms(each) for each in begun),
+        ttft=Spread.of(each.ttft_ms for each in begun),
         gap=Spread.of(each.gap_ms for each in begun if _has_gap(each)),
         handover=Spread.of(cost for each in whole if (cost := _handover_ms(each)) is not None),
         itl=Spread.of(chain(beside, alone)),
@@ -155,10 +154,6 @@ def _max_concurrent(begun: Sequence[Heard]) -> int:
     # At one moment ends come before beginnings: who waits for another's end is not beside it.
     edges = sorted(edge for each in begun for edge in ((each.sent_ns, 1), (each.token_ns[-1], -1)))
     return max((int(each) for each in np.cumsum([step for _, step in edges])), default=0)
-
-
-def _ttft_ms(heard: Heard) -> float:
-    return (heard.token_ns[0] - heard.due_ns) / NS_PER_MS
 
 
 def _has_gap(heard: Heard) -> bool:
@@ -192,7 +187,7 @@ def _handover_ms(heard: Heard) -> float | None:
 
 
 def _is_good(heard: Heard, slo: Slo) -> bool:
-    if slo.ttft_ms is not None and _ttft_ms(heard) > slo.ttft_ms:
+    if slo.ttft_ms is not None and heard.ttft_ms > slo.ttft_ms:
         return False
     longest_ns = max(np.diff(np.asarray(heard.token_ns, dtype=np.int64)), default=0)
     return slo.itl_ms is None or longest_ns / NS_PER_MS <= slo.itl_ms

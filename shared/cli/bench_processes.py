@@ -99,7 +99,7 @@ class ClientProcesses:
         self._processes: list[BaseProcess] = []
         self._orders: list[Connection] = []
         self._reports: list[Connection] = []
-        self._is_sending_jobs = self._is_cancelled = False
+        self._is_cancelled = self._is_ordering = False
 
     def __enter__(self) -> Self:
         try:
@@ -163,7 +163,7 @@ class ClientProcesses:
         """
         begin_ns = time.monotonic_ns() + round(LEAD_S * NS_PER_S)
         num_shares = min(self._num_processes, concurrency)
-        self._is_sending_jobs = True
+        self._is_ordering = True
         for index in range(num_shares):
             job = _Job(
                 asks=asks[index::num_shares],
@@ -172,9 +172,9 @@ class ClientProcesses:
                 is_open=is_open,
             )
             self._send(index, job)
-        self._is_sending_jobs = False
-        if self._is_cancelled:  # before, which went by who had no job yet
-            self.cancel()
+        self._is_ordering = False
+        if self._is_cancelled:
+            self._stop()
         running, busy, is_out_of_time = self._reports[:num_shares], 0.0, False
         deadline_s = time.monotonic() + time_limit_s
         while running:
@@ -191,18 +191,20 @@ class ClientProcesses:
                 if is_out_of_time:
                     raise KvpairError(f"the clients did not stop within {STOP_TIMEOUT_S:g} s")
                 is_out_of_time, deadline_s = True, time.monotonic() + STOP_TIMEOUT_S
-                self.cancel()
+                self._stop()
         return Run(is_out_of_time=is_out_of_time, busy=busy)
 
     def cancel(self) -> None:
-        """Cut what runs and send nothing more; `run` returns soon.
+        """Cut what runs and send nothing more; `run` returns soon, also where it is still to come.
 
-        A signal's handler may call it: an order so short is written at once or not at all, and
-        never into the middle of a job, which may be long.
+        A signal's handler may call it: an order so short is written at once or not at all.  While
+        longer ones are given out it waits for their end, and would else be lost or torn.
         """
         self._is_cancelled = True
-        if self._is_sending_jobs:
-            return
+        if not self._is_ordering:
+            self._stop()
+
+    def _stop(self) -> None:
         for index in range(len(self._orders)):
             self._send(index, _Sign.STOP)
 

@@ -24,13 +24,11 @@ from protocol.messages import End, Tokens
 from protocol.resuming import Loss, ResumePolicy
 from shared.cli.bench_plan import Ask
 from shared.cli.program import exit_code
-from shared.clock import NS_PER_S
+from shared.clock import NS_PER_MS, NS_PER_S
 from shared.errors import ExitCode
 
 if TYPE_CHECKING:
     from protocol.messages import DeviceTimings, HandoffTimings
-
-NS_PER_MS = 1_000_000
 
 NUM_SPECIAL_IDS = 300
 """A vocabulary's first ids are bytes and marks with a meaning of their own; prompts leave them."""
@@ -85,8 +83,8 @@ class Heard:
 
     @property
     def ttft_ms(self) -> float:
-        """From the request to its first token."""
-        return (self.token_ns[0] - self.sent_ns) / NS_PER_MS
+        """From when the request was due to its first token."""
+        return (self.token_ns[0] - self.due_ns) / NS_PER_MS
 
     @property
     def gap_ms(self) -> float:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shared.cli.bench_stream import Heard, Listener
+    from shared.cli.bench_view import StoppedBy
 
 ANSWER_TIMEOUT_S = 5.0
 """A daemon answers STATUS and CHECK from its event loop, whatever its engine does."""
@@ -119,7 +120,6 @@ class Trial:
                     advance()
 
                 run = _ask(processes, self.load, prompt_seed, deadline_s, take)
-        stopped_by = "interrupt" if interrupt.was_seen else "time-limit"
         return Told(
             date=date,
             pair=self.target.told,
@@ -129,7 +129,7 @@ class Trial:
             slo=self.slo,
             figures=figures_of(all_heard, self.slo),
             failures=[each.failure for each in all_heard if each.failure is not None],
-            stopped_by=stopped_by if interrupt.was_seen or run.is_out_of_time else None,
+            stopped_by=_stopped_by(run, interrupt),
             num_processes=num_processes,
             client_busy=run.busy,
         )
@@ -177,6 +177,12 @@ class Trial:
                 f"nothing was measured, the warm-up took more than {self.time_limit_s:g} s",
                 hint="raise --time-limit, or ask for less with --warmup",
             )
+
+
+def _stopped_by(run: Run, interrupt: Interrupt) -> StoppedBy | None:
+    if interrupt.was_seen:
+        return "interrupt"
+    return "time-limit" if run.is_out_of_time else None
 
 
 def _ask(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from shared.cli.bench_figures import Figures, Spread
 from shared.cli.words import counted
@@ -37,6 +37,8 @@ _BEFORE = ("queue", "prefill")
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99", "max": "max"}
 """Columns of the table, by the field of `Spread`."""
 
+StoppedBy = Literal["time-limit", "interrupt"]
+
 BUSY_CLIENT = 0.7
 BUSY_AFTER_S = 1.0
 """Share of its time that a client process may compute before its figures are doubted, in a run of
@@ -58,8 +60,8 @@ class Told:
     figures: Figures
     failures: Sequence[Failure]
     """One for each request that failed."""
-    stopped_by: str | None
-    """`time-limit` or `interrupt` where not all was asked; None where it was."""
+    stopped_by: StoppedBy | None
+    """Why not all was asked; None where it was."""
     num_processes: int
     client_busy: float
     """Share of the time that the busiest client process computed."""

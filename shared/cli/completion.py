@@ -10,6 +10,13 @@ PROGRAM = "kvpair"
 VARIABLE = "_KVPAIR_COMPLETE"
 """By which the script asks; the name is click's to choose, from the program's."""
 
+BASH_OFFERS = "COMPREPLY+=($value)"
+"""Where click's script for bash takes up what is offered."""
+
+BASH_OFFERS_KEYS = f"""{BASH_OFFERS}
+            [[ $value == *= ]] && compopt -o nospace"""
+"""The same, and no space behind a `section.key=` whose value is still to be typed."""
+
 
 @click.command(no_args_is_help=True)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -26,6 +33,7 @@ def completion(shell: str) -> None:
     """
     from shared.cli.program import cli  # noqa: PLC0415  it imports this module
 
-    script = get_completion_class(shell)
-    assert script is not None, "click knows the three of them"
-    click.echo(script(cli, {}, PROGRAM, VARIABLE).source())
+    kind = get_completion_class(shell)
+    assert kind is not None, "click knows the three of them"
+    script = kind(cli, {}, PROGRAM, VARIABLE).source()
+    click.echo(script.replace(BASH_OFFERS, BASH_OFFERS_KEYS) if shell == "bash" else script)

@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-NS_PER_US = 1_000
 US_PER_S = 1_000_000
 
 MAX_OUT_OF_ORDER_LINES = 4096

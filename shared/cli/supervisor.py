@@ -196,7 +196,7 @@ class Supervisor:
         daemon.process = None
         if status == ExitCode.CONFIG:
             raise PairFailedError(
-                f"{daemon.name} refuses to run; its line `daemon.refused` above says why",
+                f"{daemon.name} refuses to run; its last line above says why",
                 exit_code=ExitCode.CONFIG,
             )
         now_s = time.monotonic()

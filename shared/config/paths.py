@@ -58,17 +58,22 @@ def check_socket_directory(directory: Path) -> None:
         raise EnvironmentUnsupportedError(
             f"cannot look at the socket folder {directory}: {error.strerror}"
         ) from error
-    fault = ""
+    fault, hint = "", "remove it, or choose another place with KVPAIR_SOCKET"
     if not stat.S_ISDIR(info.st_mode):
         fault = "is not a folder"
     elif info.st_uid not in {0, os.getuid()} and not _is_roots_alone(directory.parent):
         fault = f"belongs to the user with number {info.st_uid}"
     elif info.st_mode & stat.S_IWOTH:
         fault = f"may be written by everybody (mode {stat.S_IMODE(info.st_mode):04o})"
+        hint = (
+            "choose a folder of your own below it with KVPAIR_SOCKET"
+            if info.st_mode & stat.S_ISVTX  # others share it on purpose, as they do /tmp
+            else f"`chmod o-w {directory}`, or choose another place with KVPAIR_SOCKET"
+        )
     if fault:
         raise EnvironmentUnsupportedError(
             f"the socket folder {directory} {fault}",
-            hint="remove it, or choose another place with KVPAIR_SOCKET",
+            hint=hint,
         )
 
 

@@ -29,6 +29,10 @@ def check_setting(setting: Setting) -> object:
     """
     expected = _TYPES[setting.key]
     shown = f"{setting.key} = {_shorten(repr(setting.value))} ({setting.origin})"
+    if setting.is_text and _is_quoted(setting.value):
+        raise ConfigError(
+            f"{shown} is not allowed", hint="leave out the quotes, which only the file wants"
+        )
     try:
         value: object = msgspec.convert(setting.value, type=expected, strict=not setting.is_text)
     except msgspec.ValidationError as error:
@@ -40,6 +44,11 @@ def check_setting(setting: Setting) -> object:
     if reason := REFUSED.get((setting.key, value)):
         raise ConfigError(f"{shown} is not allowed: {reason}", hint=f"expected {allowed(expected)}")
     return value
+
+
+def _is_quoted(value: object) -> bool:
+    """Whether a text is written as TOML wants it."""
+    return isinstance(value, str) and len(value) > 1 and value[0] == value[-1] in "\"'"
 
 
 def _shorten(text: str) -> str:

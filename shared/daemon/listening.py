@@ -65,7 +65,7 @@ async def succeed(
         group: See `open_listener`.
         log: Told for how long the start stood still, where it did.
         meanwhile: Called once, where there is something to wait for.
-        patience_s: How long to wait, from then on.
+        patience_s: How long to wait, what `meanwhile` takes not counted.
 
     Raises:
         EnvironmentUnsupportedError: A daemon that lives has the socket.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol import messages as wire
-from shared.clock import NS_PER_S
+from shared.clock import NS_PER_S, NS_PER_US
 from shared.daemon.keepalive import Keepalive, Verdict
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from protocol.sockets import MessageSocket
     from shared.clock import Clock
     from shared.config.schema import LinkConfig
-
-NS_PER_US = 1000
 
 
 class Pulse:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shared.clock import NS_PER_MS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-NS_PER_MS = 1_000_000
 
 
 class TimedEvent(Protocol):

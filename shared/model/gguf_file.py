@@ -180,7 +180,8 @@ def _parse(reader: _Reader) -> GgufHeader:
         raise reader.fail("is not a GGUF file", NOT_GGUF_HINT)
     version = reader.unsigned(U32)
     if version not in VERSIONS:
-        kind = "is big-endian GGUF" if version >> 16 else f"is GGUF version {version}"
+        is_swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+        kind = "is big-endian GGUF" if is_swapped else f"is GGUF version {version}"
         known = " and ".join(map(str, VERSIONS))
         raise reader.fail(f"{kind}; read are little-endian versions {known}", NOT_GGUF_HINT)
     num_tensors, num_values = reader.unsigned(U64), reader.unsigned(U64)

@@ -10,12 +10,13 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+from shared.clock import NS_PER_US
+
 NOTIFY_VARIABLE = "NOTIFY_SOCKET"
 WATCHDOG_VARIABLE = "WATCHDOG_USEC"
 WATCHDOG_PID_VARIABLE = "WATCHDOG_PID"
 
 US_PER_S = 1_000_000
-NS_PER_US = 1_000
 
 
 class Notifier:

@@ -2,48 +2,36 @@
 
 Streams run and long prompts are being computed when a daemon gets SIGKILL.  Its successor is
 started at that moment, beside the process that is being torn down, and started again where it says
-that it lacks memory, as a supervisor does.  No answer may be lost; every time is told.
-
-    teardown_s    from the kill until the dead process was gone
-    load_s        from the successor's start until the pair served, but for what it waited
-    waited_s      how long the successor stood still, at most, for socket and memory of the dead one
-    recovery_s    from the kill until the pair served
-    overlap_s     what was saved: teardown_s + load_s - recovery_s
-
-Were the successor started behind the teardown, recovery would be the sum of teardown and load.
+that it lacks memory, as a supervisor does (`succession.py`).  No answer may be lost; every time is
+told.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.clock import NS_PER_S
-from shared.errors import ExitCode
+from shared.clock import NS_PER_MS, NS_PER_S
 from tests.benchmarks.stream_clients import Ask, Clients, Heard
+from tests.benchmarks.succession import Death
 from tests.support.footprint import gpu_free_bytes
 from tests.support.gpus import device_index
-from tests.support.pair import DAEMONS, DaemonName, Pair, wait_until
+from tests.support.pair import Pair, wait_until
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
 Figures = dict[str, float]
 
-NS_PER_MS = 1_000_000
 GIB = 1 << 30
 
 NUM_STREAMS = 16
 BEGUN_TIMEOUT_S = 60.0
-RECOVERY_TIMEOUT_S = 120.0
-"""For a daemon to load its model anew."""
 
 AFTER_DEATH_S = 2.0
 """How long after a death gaps between tokens are looked at: the mapping has gone by then."""
@@ -108,7 +96,7 @@ def _kill_prefilld(pair: Pair, running: _Running) -> Figures:
     pool_bytes: int = pool["total"] * pool["block_bytes"]
     running.begin()
     free_bytes, mapped = gpu_free_bytes(load.devices[0]), _mapped_pools(pair)
-    death = _Death(pair, "prefilld")
+    death = Death(pair, "prefilld")
 
     def is_unmapped() -> bool:
         if load.is_on_gpus:  # the driver keeps the memory until nobody maps it
@@ -138,7 +126,7 @@ def _kill_decoded(pair: Pair, running: _Running) -> Figures:
     num_lines = len(pair.log("prefilld"))
     running.begin()
     num_leased = pair.status()["pool"]["leased"]
-    death = _Death(pair, "decoded")
+    death = Death(pair, "decoded")
     _when(lambda: pair.status()["link"]["state"] != "open", "prefilld has lost its link")
     revoked_ns = _when(lambda: pair.status()["pool"]["leased"] == 0, "no block is leased")
     back_ns = _when(lambda: pair.status()["pool"]["quarantined"] == 0, "no block is in quarantine")
@@ -157,73 +145,6 @@ def _kill_decoded(pair: Pair, running: _Running) -> Figures:
         "decoded_killed_leases_back_ms": (back_ns - lost_ns) / NS_PER_MS,
         **recovery,
     }
-
-
-class _Death:
-    """A daemon is killed, and its successor started beside it, when this is made.
-
-    Args:
-        pair: Whose daemon.
-        name: Which one.
-    """
-
-    def __init__(self, pair: Pair, name: DaemonName) -> None:
-        self._pair, self._name = pair, name
-        self._num_lines = len(pair.log(name))
-        predecessor = pair.process(name)
-        self.killed_ns = time.monotonic_ns()
-        predecessor.kill()
-        self._started_ns = time.monotonic_ns()
-        pair.start(name)
-        self._num_starts = 1
-        reaper = ThreadPoolExecutor(1)
-        self._ended_ns = reaper.submit(_ended_ns, predecessor)
-        reaper.shutdown(wait=False)
-
-    def recovered(self) -> Figures:
-        """Wait until the pair serves, and return how long everything took."""
-        wait_until(self._serves, timeout_s=RECOVERY_TIMEOUT_S, what=f"the new {self._name} serves")
-        serves_ns = time.monotonic_ns()
-        teardown_s = (self._ended_ns.result(timeout=30) - self.killed_ns) / NS_PER_S
-        waited_s = self._waited_s()
-        load_s = (serves_ns - self._started_ns) / NS_PER_S - waited_s
-        recovery_s = (serves_ns - self.killed_ns) / NS_PER_S
-        figures = {
-            "teardown_s": teardown_s,
-            "load_s": load_s,
-            "waited_s": waited_s,
-            "recovery_s": recovery_s,
-            "overlap_s": teardown_s + load_s - recovery_s,
-            "starts": float(self._num_starts),
-        }
-        return {f"{self._name}_killed_{what}": value for what, value in figures.items()}
-
-    def _serves(self) -> bool:
-        status = self._pair.process(self._name).poll()
-        if status is not None:
-            assert status == ExitCode.BUSY, (
-                f"{self._name} ended with {status}:\n{self._pair.tail()}"
-            )
-            self._started_ns = time.monotonic_ns()
-            self._num_starts += 1
-            self._pair.start(self._name)
-        return all(self._pair.state(each) == "serving" for each in DAEMONS)
-
-    def _waited_s(self) -> float:
-        """Return how long the successor says that it waited for what the dead one held."""
-        waited_s = 0.0
-        for line in self._pair.log(self._name)[self._num_lines :]:
-            if line["event"] == "predecessor.ended":
-                waited_s += line["waited_s"]
-            elif line["event"] == "model.loaded":
-                waited_s += line["pool_s"]
-        return waited_s
-
-
-def _ended_ns(process: subprocess.Popen[bytes]) -> int:
-    """Wait for a process's end, and return when it was gone."""
-    process.wait(timeout=30)
-    return time.monotonic_ns()
 
 
 def _mapped_pools(pair: Pair) -> set[str]:

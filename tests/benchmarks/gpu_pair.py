@@ -242,11 +242,13 @@ def large_model(devices: tuple[str, str], *, num_asks: int) -> Figures:
         Clients(pair.socket, vocab_size=VOCAB_SIZE, num_processes=1) as clients,
     ):
         found = handover_figures(pair, clients, (4000,), num_asks=num_asks)
+        prefix = "direct_70b_" if is_shared else "70b_"
+        device = {f"{prefix}{name}": ms for name, ms in found.items() if "_device_ms_" in name}
         if is_shared:
-            return {"direct_handover_70b_ms_4000": found["handover_ms_4000"]}
+            return device | {"direct_handover_70b_ms_4000": found["handover_ms_4000"]}
         pulls = pulled(pair, f"bench-{4_000_000 + num_asks}")
         print("pulls, ms and GB/s:", [(round(a, 2), round(b)) for a, b in pulls], flush=True)
-    return {
+    return device | {
         "handover_70b_4000_total_ms": sum(took_ms for took_ms, _ in pulls),
         "handover_70b_4000_exposed_ms": found["handover_ms_4000"],
         "ttft_70b_4000_ms": found["ttft_ms_4000"],

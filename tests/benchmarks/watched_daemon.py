@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import prometheus_client
 import structlog
 
+from shared.clock import NS_PER_MS
 from shared.metrics import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NS_PER_MS = 1e6
 
 LOG_METHODS = ("debug", "info", "warning", "error", "critical")
 METRIC_METHODS = (

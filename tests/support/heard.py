@@ -9,11 +9,10 @@ from protocol.errors import RequestError
 from protocol.messages import DeviceTimings, End, HandoffTimings, Timings, Usage
 from shared.cli.bench_plan import Ask
 from shared.cli.bench_stream import Failure, Heard
+from shared.clock import NS_PER_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-NS_PER_MS = 1_000_000
 
 
 def heard(

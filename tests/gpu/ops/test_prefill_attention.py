@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from shared.ops.attention import SequenceSpan, paged_attention
-from shared.ops.attention_choice import AttentionUnavailableError, GatheredAttention
+from shared.ops.attention_choice import (
+    AttentionName,
+    AttentionUnavailableError,
+    GatheredAttention,
+)
 from shared.ops.kv_write import write_kv
 from shared.ops.triton.prefill_attention import prefill_attention, warm_up
 from shared.ops.triton.prefill_choice import LIBRARIES, choose_prefill_attention
@@ -100,7 +104,7 @@ def test_everything_that_may_come_is_compiled_ahead() -> None:
 
 
 @pytest.mark.parametrize("name", INSTALLED)
-def test_what_is_installed_can_be_had_by_name(name: str) -> None:
+def test_what_is_installed_can_be_had_by_name(name: AttentionName) -> None:
     """It agrees with ours on the trial's numbers, or this would be refused."""
     pool = torch.zeros(NUM_BLOCKS, 2, 2, 2, BLOCK_SIZE, 128, dtype=torch.bfloat16, device="cuda")
     library, choice = choose_prefill_attention(
@@ -108,7 +112,7 @@ def test_what_is_installed_can_be_had_by_name(name: str) -> None:
         num_heads=8,
         max_query_len=1_024,
         max_context_len=4_096,
-        wanted=name,  # type: ignore[arg-type]
+        wanted=name,
     )
     assert choice.name == name
     assert (library is None) == (name == "torch")

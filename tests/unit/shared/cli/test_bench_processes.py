@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,27 +97,34 @@ def test_a_process_that_dies_ends_the_run(serve: Serve, socket_path: Path) -> No
         killer.join()
 
 
-def test_what_is_cancelled_while_its_jobs_are_sent_asks_nothing_for_long(
-    serve: Serve, socket_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cancelled", ["before", "amid the orders"])
+def test_what_is_cancelled_before_it_runs_asks_nothing_more(
+    serve: Serve, socket_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: str
 ) -> None:
-    """An order to stop before the job would be passed over, one in its middle would tear it."""
+    """Ctrl-C may come while a long load is drawn or given out, and counts then as it does later."""
     serve(answer)
-    asks = [Ask(num_prompt_tokens=4, num_tokens=2, seed=1, start_s=3600)]
-    with ClientProcesses(socket_path, vocab_size=100, num_processes=1) as processes:
+    heard: list[Heard] = []
+    with (
+        ClientProcesses(socket_path, vocab_size=100, num_processes=2) as processes,
+        monkeypatch.context() as patch,
+    ):
         send = processes._orders[0].send
 
         def interrupted_send(order: object) -> None:
-            monkeypatch.undo()
+            patch.undo()
             processes.cancel()
             send(order)
 
-        monkeypatch.setattr(processes._orders[0], "send", interrupted_send)
-        heard: list[Heard] = []
+        if cancelled == "before":
+            processes.cancel()
+        else:
+            patch.setattr(processes._orders[0], "send", interrupted_send)
+        asks = [replace(ask, start_s=3600.0) for ask in ASKS]
         run = processes.run(
-            asks, concurrency=1, is_open=True, time_limit_s=30, on_heard=heard.append
+            asks, concurrency=2, is_open=True, time_limit_s=20, on_heard=heard.append
         )
-    assert not run.is_out_of_time
     assert heard == []
+    assert not run.is_out_of_time
 
 
 def test_a_process_that_dies_in_the_middle_of_a_report_is_named(socket_path: Path) -> None:

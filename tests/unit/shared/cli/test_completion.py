@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.unit.shared.cli.conftest import Kvpair
 
 
@@ -54,6 +56,24 @@ def test_the_script_is_one_that_its_shell_takes(kvpair: Kvpair, shell: str) -> N
     assert f"_KVPAIR_COMPLETE={shell}_complete" in output
     if program := shutil.which(shell):
         subprocess.run([program, "-n"], input=output, text=True, check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("offer", "asked_of_bash"), [("pool.num_blocks=", "compopt -o nospace\n"), ("logs", "")]
+)
+def test_bash_puts_no_space_behind_a_key_that_wants_a_value(
+    kvpair: Kvpair, tmp_path: Path, offer: str, asked_of_bash: str
+) -> None:
+    """A value that is typed behind a space would be taken for `up`'s command."""
+    _, script, _ = kvpair("completion", "bash")
+    program = tmp_path / "offers"
+    program.write_text(f"#!/bin/sh\necho plain,{offer}\n")
+    program.chmod(0o755)
+    asks = f"compopt() {{ echo compopt $*; }}; _kvpair_completion {program}; echo $COMPREPLY"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{asks}"], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.stdout == f"{asked_of_bash}{offer}\n"
 
 
 def test_another_shell_is_refused_with_those_that_there_are(kvpair: Kvpair) -> None:

@@ -244,7 +244,7 @@ def test_a_wrong_configuration_is_not_tried_twice(start: Start, folder: Path) ->
     assert end(process) == (
         78,
         "ended\n",
-        "say: second refuses to run; its line `daemon.refused` above says why\n",
+        "say: second refuses to run; its last line above says why\n",
     )
     assert all(map(is_gone, daemons))
 

@@ -50,11 +50,21 @@ def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
     assert tmp_path.stat().st_mode & 0o777 == 0o750
 
 
-def test_a_folder_that_everybody_may_write_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "cure"),
+    [
+        (0o1777, "choose a folder of your own below it with KVPAIR_SOCKET"),  # as /tmp is
+        (0o777, "`chmod o-w {folder}`, or choose another place with KVPAIR_SOCKET"),
+    ],
+)
+def test_a_folder_that_everybody_may_write_is_refused(tmp_path: Path, mode: int, cure: str) -> None:
     """Anybody could put a socket of their own there and read our prompts."""
-    tmp_path.chmod(0o1777)
-    with pytest.raises(EnvironmentUnsupportedError, match=r"written by everybody \(mode 1777\)"):
+    tmp_path.chmod(mode)
+    with pytest.raises(
+        EnvironmentUnsupportedError, match=rf"written by everybody \(mode {mode:04o}\)"
+    ) as refusal:
         check_socket_directory(tmp_path)
+    assert refusal.value.hint == cure.format(folder=tmp_path)
 
 
 def test_a_link_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:

@@ -191,6 +191,10 @@ def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
         ({"KVPAIR_POOL_NUM_BLOCKS": "many"}, r"'many' \(env KVPAIR_POOL_NUM_BLOCKS\)"),
         ({"KVPAIR_SOCKET": "/" + "x" * 107}, r"\(env KVPAIR_SOCKET\) has 108 bytes.* at most 107"),
         ({"KVPAIR_PREFILLD_SOCKET": "/a", "KVPAIR_DECODED_SOCKET": "/a"}, "are both /a"),
+        (
+            {"KVPAIR_PREFILLD_METRICS": '"127.0.0.1:9464"'},
+            "METRICS.* is not allowed; leave out the quotes, which only the file wants",
+        ),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_named(

@@ -98,6 +98,7 @@ def test_an_alignment_that_is_no_power_of_two_is_refused(tmp_path: Path, alignme
         (b"GGUF", "ends inside its header"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "is GGUF version 1; read are"),
         (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "is big-endian GGUF; read are"),
+        (b"GGUF broken file", "is GGUF version 1869767200; read are"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 40), "ends inside its header"),
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 0), "ends inside its header"),
     ],

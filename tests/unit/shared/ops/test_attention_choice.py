@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from shared.ops.attention_choice import GatheredAttention
+    from shared.ops.attention_choice import AttentionName, GatheredAttention
 
 OURS_US = 100.0
 RESULT = torch.linspace(-1, 1, 24).view(3, 4, 2)
@@ -128,7 +128,7 @@ def test_a_cpu_has_no_libraries() -> None:
     """`auto` is no error there, a name is."""
     kv_layer = torch.zeros(4, 2, 1, 2, 8)
 
-    def prepare(attention: str) -> str:
+    def prepare(attention: AttentionName) -> str:
         return (
             TorchOps()
             .prepare_prefill(
@@ -136,7 +136,7 @@ def test_a_cpu_has_no_libraries() -> None:
                 num_heads=2,
                 max_query_len=2,
                 max_context_len=4,
-                attention=attention,  # type: ignore[arg-type]
+                attention=attention,
             )
             .name
         )
