@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -72,28 +73,27 @@ def choose_attention(
     """
     if wanted == "torch":
         return None, AttentionChoice(name="torch", because="asked for")
+    ours = cache(partial(trial, None))  # once, and not where no library can be loaded
     if wanted != "auto":
-        library, measured_us = _tried(wanted, libraries[wanted], trial)
+        us, library = _tried(wanted, libraries[wanted], trial, ours)
+        measured_us = {"torch": ours()[0], wanted: us}
         return library, AttentionChoice(name=wanted, because="asked for", measured_us=measured_us)
-    best: tuple[float, str, GatheredAttention] | None = None
-    all_us: dict[str, float] = {}
+    tried: dict[str, tuple[float, GatheredAttention]] = {}
     reasons: list[str] = []
     for name, load in libraries.items():
         try:
-            library, measured_us = _tried(name, load, trial)
+            tried[name] = _tried(name, load, trial, ours)
         except AttentionUnavailableError as error:
             reasons.append(str(error))
-            continue
-        all_us |= measured_us
-        if measured_us[name] < min(best[0] if best else float("inf"), all_us["torch"]):
-            best = measured_us[name], name, library
-        else:
-            reasons.append(f"{name} is slower")
-    if best is None:
-        because = "; ".join(reasons)
-        return None, AttentionChoice(name="torch", because=because, measured_us=all_us)
-    _, name, library = best
-    return library, AttentionChoice(name=name, because="the fastest", measured_us=all_us)
+    if not tried:
+        return None, AttentionChoice(name="torch", because="; ".join(reasons))
+    measured_us = {"torch": ours()[0]} | {name: us for name, (us, _) in tried.items()}
+    fastest = min(measured_us, key=measured_us.__getitem__)  # ours, where another is no faster
+    if fastest != "torch":
+        choice = AttentionChoice(name=fastest, because="the fastest", measured_us=measured_us)
+        return tried[fastest][1], choice
+    because = "; ".join([*reasons, *(f"{name} is slower" for name in tried)])
+    return None, AttentionChoice(name="torch", because=because, measured_us=measured_us)
 
 
 def told(error: Exception) -> str:
@@ -102,19 +102,21 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _tried(name: str, load: Load, trial: Trial) -> tuple[GatheredAttention, dict[str, float]]:
-    """Load a library and hold it against ours."""
+def _tried(
+    name: str, load: Load, trial: Trial, ours: Callable[[], tuple[float, Tensor]]
+) -> tuple[float, GatheredAttention]:
+    """Load a library and hold it against ours; return its microseconds and its kernels."""
     library = load()
-    ours_us, ours = trial(None)
+    _, expected = ours()
     try:
         with warnings.catch_warnings():  # of its compiler
             warnings.simplefilter("ignore")
-            theirs_us, theirs = trial(library)
+            us, found = trial(library)
     except Exception as error:  # it compiles now, with tools of its own: anything may go wrong
         raise AttentionUnavailableError(f"{name} fails: {told(error)}") from error
-    if theirs.shape != ours.shape:
-        raise AttentionUnavailableError(f"{name} returns {[*theirs.shape]}, not {[*ours.shape]}")
-    off = float((theirs.float() - ours.float()).norm() / ours.float().norm())
+    if found.shape != expected.shape:
+        raise AttentionUnavailableError(f"{name} returns {[*found.shape]}, not {[*expected.shape]}")
+    off = float((found.float() - expected.float()).norm() / expected.float().norm())
     if not off <= MAX_DISAGREEMENT:  # NaN as well
         raise AttentionUnavailableError(f"{name} computes something else: it is off by {off:.2g}")
-    return library, {"torch": ours_us, name: theirs_us}
+    return us, library

@@ -7,6 +7,7 @@ that is to be served; numbers are drawn anew, since the pool holds none yet.
 from __future__ import annotations
 
 import statistics
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -87,24 +88,31 @@ class _Trial:
     def __init__(
         self, kv_layer: Tensor, num_heads: int, max_query_len: int, max_context_len: int
     ) -> None:
-        _, _, num_kv_heads, block_size, head_dim = kv_layer.shape
-        query_len = min(max_query_len, max_context_len)
-        context_len = min(2 * query_len, max_context_len)
-        num_blocks = -(-context_len // block_size)
-        generator = torch.Generator(kv_layer.device).manual_seed(0)
+        self._kv_layer, self._num_heads = kv_layer, num_heads
+        self._query_len = min(max_query_len, max_context_len)
+        self._context_len = min(2 * self._query_len, max_context_len)
+
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, Tensor, SequenceSpan]:
+        """Queries, a layer of a pool, and what of it they look at: drawn if anything is tried."""
+        _, _, num_kv_heads, block_size, head_dim = self._kv_layer.shape
+        num_blocks = -(-self._context_len // block_size)
+        device = self._kv_layer.device
+        generator = torch.Generator(device).manual_seed(0)
 
         def draw(*shape: int) -> Tensor:
-            numbers = torch.empty(shape, dtype=kv_layer.dtype, device=kv_layer.device)
+            numbers = torch.empty(shape, dtype=self._kv_layer.dtype, device=device)
             return numbers.normal_(generator=generator)
 
-        self._pool = draw(num_blocks, 2, num_kv_heads, block_size, head_dim)
-        self._query = draw(query_len, num_heads, head_dim)
-        self._span = SequenceSpan(
+        pool = draw(num_blocks, 2, num_kv_heads, block_size, head_dim)
+        query = draw(self._query_len, self._num_heads, head_dim)
+        span = SequenceSpan(
             query_start=0,
-            query_len=query_len,
-            context_len=context_len,
-            block_table=torch.arange(num_blocks, device=kv_layer.device),
+            query_len=self._query_len,
+            context_len=self._context_len,
+            block_table=torch.arange(num_blocks, device=device),
         )
+        return query, pool, span
 
     def __call__(self, library: GatheredAttention | None) -> tuple[float, Tensor]:
         out = self._attend(library)
@@ -120,7 +128,5 @@ class _Trial:
         return statistics.median(times_ms) * 1e3, out
 
     def _attend(self, library: GatheredAttention | None) -> Tensor:
-        scale = self._query.shape[2] ** -0.5
-        return prefill_attention(
-            self._query, self._pool, [self._span], scale=scale, library=library
-        )
+        query, pool, span = self._numbers
+        return prefill_attention(query, pool, [span], scale=query.shape[2] ** -0.5, library=library)
