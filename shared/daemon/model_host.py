@@ -140,12 +140,9 @@ def load_model_host(
 
     loaded, model = gpu_memory.load_as_memory_comes_back(load)
     spec = loaded.spec
-    layout = KVLayout(
+    layout = spec.kv_layout(
         num_blocks=num_blocks or SMALLEST_POOL,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
         block_size=config.pool.block_size,
-        head_dim=spec.head_dim,
         dtype=config.model.dtype,
     )
     if not num_blocks:

@@ -90,12 +90,9 @@ class LocalEngine:
             raise ValueError(f"token_budget is {token_budget}; it must be at least 1")
         self._eos_ids = frozenset(model.spec.eos_ids)
         self._vocab_size = model.spec.vocab_size
-        self._layout = KVLayout(
+        self._layout = model.spec.kv_layout(
             num_blocks=num_blocks,
-            num_layers=model.spec.num_layers,
-            num_kv_heads=model.spec.num_kv_heads,
             block_size=block_size,
-            head_dim=model.spec.head_dim,
             dtype=cast("DTypeName", str(model.dtype).removeprefix("torch.")),
         )
         self._pool = _new_pool(self._layout, model.device, fill)

@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from shared.kv.layout import DTypeName, KVLayout
 from shared.model.errors import InvalidSpecError
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -144,6 +145,26 @@ class ModelSpec:
         if dtype not in DTYPE_BYTES:
             raise InvalidSpecError("dtype", f"is {dtype!r}; known are: {', '.join(DTYPES)}")
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+    def kv_layout(self, *, num_blocks: int, block_size: int, dtype: DTypeName) -> KVLayout:
+        """Return the layout of a pool for this model.
+
+        Args:
+            num_blocks: Its blocks, the reserved one included.
+            block_size: Tokens a block.
+            dtype: Of its numbers.
+
+        Raises:
+            LayoutError: There is no such pool.
+        """
+        return KVLayout(
+            num_blocks=num_blocks,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            block_size=block_size,
+            head_dim=self.head_dim,
+            dtype=dtype,
+        )
 
     @property
     def num_parameters(self) -> int:

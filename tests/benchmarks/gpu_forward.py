@@ -113,14 +113,7 @@ def model_and_pool() -> tuple[Llama, KVLayout, torch.Tensor]:
     """Return the shape's model on the GPU, and a pool for it that is full of random numbers."""
     loaded = load_model(MODEL, "bfloat16", "cuda")
     model = Llama(loaded.spec, loaded.tensors)
-    layout = KVLayout(
-        num_blocks=NUM_BLOCKS,
-        num_layers=model.spec.num_layers,
-        num_kv_heads=model.spec.num_kv_heads,
-        block_size=BLOCK_SIZE,
-        head_dim=model.spec.head_dim,
-        dtype="bfloat16",
-    )
+    layout = model.spec.kv_layout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype="bfloat16")
     kv = torch.empty(layout.shape, dtype=torch.bfloat16, device="cuda").normal_()
     return model, layout, kv
 

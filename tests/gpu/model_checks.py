@@ -51,14 +51,7 @@ def tiny_model(
 
 def pool_of(model: Llama) -> tuple[KVLayout, Tensor]:
     """Return a layout and a pool of it, full of NaN."""
-    layout = KVLayout(
-        num_blocks=NUM_BLOCKS,
-        num_layers=model.spec.num_layers,
-        num_kv_heads=model.spec.num_kv_heads,
-        block_size=BLOCK_SIZE,
-        head_dim=model.spec.head_dim,
-        dtype="float32",
-    )
+    layout = model.spec.kv_layout(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype="float32")
     return layout, torch.full(layout.shape, float("nan"), dtype=model.dtype, device=model.device)
 
 

@@ -48,7 +48,6 @@ def test_every_family_s_logits_are_those_of_transformers(tmp_path: Path, name: s
 @torch.inference_mode()
 def test_decoding_through_block_tables_gives_the_same_logits(tmp_path: Path, name: str) -> None:
     """The path of a GPU's graphs, in its references."""
-    from shared.kv.layout import KVLayout
     from shared.kv.pool import LocalPool
     from shared.model.batch import DecodeBatch
     from shared.ops.pool_pair import PoolPair
@@ -57,14 +56,7 @@ def test_decoding_through_block_tables_gives_the_same_logits(tmp_path: Path, nam
     expected = reference(torch.tensor([PROMPT])).logits[0]
     loaded = load_model_file(tmp_path, "float32")
     spec, model = loaded.spec, Llama(loaded.spec, loaded.tensors)
-    layout = KVLayout(
-        num_blocks=20,
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        block_size=8,
-        head_dim=spec.head_dim,
-        dtype="float32",
-    )
+    layout = spec.kv_layout(num_blocks=20, block_size=8, dtype="float32")
     pools = PoolPair.of(LocalPool(layout, fill=float("nan")).kv)
     table = torch.arange(1, 11, dtype=torch.int32).unsqueeze(0)
     for position, token_id in enumerate(PROMPT):
