@@ -19,12 +19,17 @@ from protocol.states import Role
 from protocol.unix import connect_unix
 from shared.daemon.listening import open_listener
 from shared.daemon.model_host import ModelHost
-from shared.daemon.quiet import QUIET_S
 from shared.engine.thread import EngineThread
-from shared.kv.allocator import BlockState
 from tests.unit.decoded.world import Prefilld, ids_of
 from tests.unit.protocol.recorder import Recorder
-from tests.unit.shared.daemon.kit import RecordingService, owned, run, turns, until
+from tests.unit.shared.daemon.kit import (
+    RecordingService,
+    failure_of_contradicting_books,
+    owned,
+    run,
+    turns,
+    until,
+)
 
 Scene = Callable[["App"], Coroutine[Any, Any, None]]
 Play = Callable[..., list[Any]]
@@ -416,14 +421,7 @@ def test_books_that_contradict_each_other_end_an_idle_daemon(play: Play) -> None
     async def scene(app: App) -> None:
         await app.loaded()
         assert app.daemon._parts is not None
-        app.daemon._parts.allocator._num[BlockState.ACTIVE] += 1
-        app.daemon._parts.allocator._is_checked = False
-
-        def failures_in_time() -> list[BaseException]:
-            app.service.clock.advance(QUIET_S)
-            return app.service.failures
-
-        await until(failures_in_time)
-        assert "the books say" in str(app.service.failures.pop())
+        failure = await failure_of_contradicting_books(app.service, app.daemon._parts.allocator)
+        assert "the books say" in str(failure)
 
     play(scene)

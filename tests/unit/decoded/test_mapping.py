@@ -61,6 +61,27 @@ def peer() -> Iterator[Peer]:
     page.close()
 
 
+def try_to_map(
+    message: wire.Map,
+    fds: list[int],
+    *,
+    device: Device = CPU_DEVICE,
+    peer_device: str = "cpu",
+    peer_driver: str = "",
+    min_bandwidth_gb_s: float | None = None,
+) -> PeerPool | wire.Refuse:
+    """Map what a peer tells of its pool, as a link does; the peer keeps its own descriptors."""
+    return map_pool(
+        message,
+        [os.dup(fd) for fd in fds],
+        layout=LAYOUT,
+        device=device,
+        peer_device=peer_device,
+        peer_driver=peer_driver,
+        min_bandwidth_gb_s=min_bandwidth_gb_s,
+    )
+
+
 def test_a_mapping_reads_the_proof_and_the_blocks(peer: Peer) -> None:
     """Its own pool may be of another size."""
     digest = write_pattern(peer.pool, b"p" * 64)
@@ -130,14 +151,12 @@ def test_descriptors_in_the_wrong_order_are_no_pool(peer: Peer) -> None:
 
 def test_a_gpus_pool_that_does_not_open_is_refused_with_its_own_code(peer: Peer) -> None:
     """What is wrong with it decides what to do about it."""
-    refuse = map_pool(
+    refuse = try_to_map(
         peer.map_message(pool_handle=b"h" * 63, event_handles=[b"e" * 64]),
-        [os.dup(fd) for fd in peer.fds],
-        layout=LAYOUT,
+        peer.fds,
         device=Device(name="GPU-a", index=0, driver="13.0"),
         peer_device="GPU-a",
         peer_driver="12.8",
-        min_bandwidth_gb_s=None,
     )
     assert isinstance(refuse, wire.Refuse)
     assert refuse.code == "handle"
@@ -150,14 +169,12 @@ def test_a_gpu_that_is_not_in_this_machine_is_named(
 ) -> None:
     """Before anything of it is opened; with both UUIDs, so that one sees which is wrong."""
     monkeypatch.setattr("decoded.mapping.is_foreign", lambda _, theirs: theirs == "GPU-b")
-    refuse = map_pool(
+    refuse = try_to_map(
         peer.map_message(pool_handle=b"h" * 64, event_handles=[b"e" * 64]),
-        [os.dup(fd) for fd in peer.fds],
-        layout=LAYOUT,
+        peer.fds,
         device=Device(name="GPU-a", index=0),
         peer_device="GPU-b",
         peer_driver="13.0",
-        min_bandwidth_gb_s=None,
     )
     assert isinstance(refuse, wire.Refuse)
     assert (refuse.code, refuse.field) == ("peer-access", "device")
@@ -169,13 +186,9 @@ def test_the_floor_is_what_is_configured_or_goes_by_the_path(
     peer: Peer, floor_gb_s: float | None, is_taken: bool
 ) -> None:
     """Shared memory has one kind of path, and takes any."""
-    pool = map_pool(
+    pool = try_to_map(
         peer.map_message(),
-        [os.dup(fd) for fd in peer.fds],
-        layout=LAYOUT,
-        device=CPU_DEVICE,
-        peer_device="cpu",
-        peer_driver="",
+        peer.fds,
         min_bandwidth_gb_s=floor_gb_s,
     )
     if is_taken:
@@ -212,14 +225,9 @@ def test_a_pool_that_there_is_no_room_to_prove_is_refused_and_unmapped(
     num_mapped = mapped_pools()
     with monkeypatch.context() as patch:
         patch.setattr(call, raising(error))
-        refuse = map_pool(
+        refuse = try_to_map(
             peer.map_message(),
-            [os.dup(fd) for fd in peer.fds],
-            layout=LAYOUT,
-            device=CPU_DEVICE,
-            peer_device="cpu",
-            peer_driver="",
-            min_bandwidth_gb_s=None,
+            peer.fds,
         )
     assert isinstance(refuse, wire.Refuse)
     assert refuse.code == "memory"
@@ -246,19 +254,16 @@ def test_a_gpus_pool_that_there_is_no_room_to_map_is_refused(
     export = pool.export()
     ours.fails[call] = status
     monkeypatch.setattr(CupyRuntime, "load", classmethod(lambda _: ours))
-    refuse = map_pool(
+    refuse = try_to_map(
         peer.map_message(
             pool_bytes=export.num_bytes,
             offset=export.offset,
             pool_handle=export.handle,
             event_handles=list(export.event_handles),
         ),
-        [os.dup(peer.fds[-1])],
-        layout=LAYOUT,
+        peer.fds[-1:],
         device=Device(name="GPU-a", index=0),
         peer_device="GPU-a",
-        peer_driver="",
-        min_bandwidth_gb_s=None,
     )
     assert isinstance(refuse, wire.Refuse)
     assert refuse.code == code

@@ -13,6 +13,8 @@ from shared.clock import FakeClock
 from shared.config import resolve
 from shared.config.sources import parse_assignment
 from shared.daemon.model_host import ModelHost, load_model_host
+from shared.daemon.quiet import QUIET_S
+from shared.kv.allocator import BlockAllocator, BlockState
 from shared.logs import LogWriter
 from shared.service.frame import DaemonName, Service
 from shared.service.notify import Notifier
@@ -75,6 +77,21 @@ class RecordingService(Service):
         """Give back what the service holds."""
         self.log_writer.shutdown(1.0)
         os.close(self._null)
+
+
+async def failure_of_contradicting_books(
+    service: RecordingService, allocator: BlockAllocator
+) -> BaseException:
+    """Break an idle daemon's books, let time pass, and return how it ends."""
+    allocator._num[BlockState.ACTIVE] += 1
+    allocator._is_checked = False
+
+    def failures_in_time() -> list[BaseException]:
+        service.clock.advance(QUIET_S)
+        return service.failures
+
+    await until(failures_in_time)
+    return service.failures.pop()
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - whatever it returns
