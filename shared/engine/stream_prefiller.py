@@ -68,6 +68,7 @@ class StreamPrefiller:
         slots: list[int] = []
 
         def written() -> None:
+            # Recorded before the logits: decoded needs the blocks and not the token.
             slots.append(self._record(self._stream.handle))
             # Once more: an event that another process waits for tells no time.
             timing.split()
@@ -75,7 +76,6 @@ class StreamPrefiller:
         graphs = self._graphs
         begin = graphs.begin if graphs and graphs.takes(steps) else self._runner.begin
         with self._stream.current():
-            # Recorded before the logits: decoded needs the blocks and not the token.
             timing = self._stream.begin_timing()
             chosen = begin(steps, written)
             sampled = self._stream.to_host(chosen.token_ids)
